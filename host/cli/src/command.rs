@@ -40,7 +40,10 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             }
             print_report(out, &inspection, request.json)
         }
-        Request::Attention(request) => print(out, &attention::run(&request)?.to_string()),
+        Request::Attention(request) => match attention::run(&request)? {
+            Some(report) => print_report(out, &report, request.json),
+            None => Ok(()),
+        },
         Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),

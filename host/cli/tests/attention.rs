@@ -2,46 +2,13 @@
 
 mod common;
 
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
-use common::{file, names, run, stderr};
-use oxtile_tests::{inputs::Random, oracle::attention_head::Head};
-
-/// Tensors of a file: name, type, shape and bytes.
-type Tensors = Vec<(&'static str, &'static str, Vec<usize>, Vec<u8>)>;
-
-fn write(path: &Path, tensors: &Tensors) {
-    let mut at = 0;
-    let entries: Vec<String> = tensors
-        .iter()
-        .map(|(name, dtype, shape, bytes)| {
-            at += bytes.len();
-            format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{},{at}]}}"#, at - bytes.len())
-        })
-        .collect();
-    let data: Vec<u8> = tensors.iter().flat_map(|(.., bytes)| bytes.clone()).collect();
-    std::fs::write(path, file(&format!("{{{}}}", entries.join(",")), &data)).expect("a writable folder");
-}
-
-/// Shapes and bytes of a file's tensors.
-fn read(path: &Path) -> BTreeMap<String, (Vec<u64>, Vec<u8>)> {
-    let opened = oxtile_cli::safetensors::Checkpoint::open(path).expect("a safetensors file");
-    let bytes = |tensor| opened.window(tensor, 0..tensor.bytes()).expect("its bytes").to_vec();
-    opened.tensors().iter().map(|tensor| (tensor.name.clone(), (tensor.shape.clone(), bytes(tensor)))).collect()
-}
-
-fn random(count: usize, seed: u64) -> Vec<half::bf16> {
-    let mut random = Random::new(seed);
-    (0..count).map(|_| half::bf16::from_f32(random.normal())).collect()
-}
-
-fn bytes(values: &[half::bf16]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-fn integers(values: &[i32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
+use common::{
+    names, run, stderr,
+    tensors::{Tensors, bytes, floats, halves, integers, random, read, write},
+};
+use oxtile_tests::oracle::attention_head::Head;
 
 fn attend(folder: &Path, options: &[&str]) -> (bool, String) {
     let (input, output) = (folder.join("in.safetensors"), folder.join("out.safetensors"));
@@ -64,14 +31,6 @@ fn expect(head: &Head, found: (&[half::bf16], &[f32]), tensors: [&[half::bf16]; 
         let bound = 0.005 * expected.magnitudes[i] + 0.004 * value.abs();
         assert!((f64::from(found.to_f32()) - value).abs() <= bound, "out[{i}] is {found}, expected {value}");
     }
-}
-
-fn halves(bytes: &[u8]) -> Vec<half::bf16> {
-    bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]])).collect()
-}
-
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
 #[test]

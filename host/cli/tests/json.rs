@@ -4,7 +4,10 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{run, small_checkpoint, stderr};
+use common::{
+    run, small_checkpoint, stderr,
+    tensors::{bytes, random, write},
+};
 use serde_json::Value;
 
 /// Every path of a document with the type found there: `tensors[].name string`.
@@ -183,4 +186,47 @@ fn the_document_with_a_histogram() {
     let parsed: Value = serde_json::from_slice(&inspected.stdout).expect("JSON");
     let expected = serde_json::json!({ "output": picture.to_str().expect("UTF-8"), "tensor": "matrix" });
     assert_eq!(parsed["histogram"], expected);
+}
+
+#[test]
+fn the_document_of_attention() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let tensors = ["q", "k", "v", "dout"].map(|name| (name, "BF16", vec![1, 6, 1, 8], bytes(&random(48, 1))));
+    write(&input, &tensors.to_vec());
+    let words: [&dyn AsRef<std::ffi::OsStr>; 7] = [&"attention", &"--json", &"--device", &"emulated", &"-i", &input, &"-o"];
+    let document = |options: &[&'static str]| {
+        let words = words.into_iter().chain([&output as &dyn AsRef<std::ffi::OsStr>]);
+        let done = run(&words.chain(options.iter().map(|option| option as &dyn AsRef<std::ffi::OsStr>)).collect::<Vec<_>>());
+        assert!(done.status.success(), "{}", stderr(&done));
+        String::from_utf8(done.stdout).expect("UTF-8")
+    };
+    let common = [
+        ".command string",
+        ".device string",
+        ".input string",
+        ".output string",
+        ".schema number",
+        ".seconds number",
+        ".tensors[].dtype string",
+        ".tensors[].name string",
+        ".tensors[].shape[] number",
+        ".version string",
+    ];
+    let expected = |more: &[&'static str]| common.into_iter().chain(more.iter().copied()).map(str::to_owned).collect::<BTreeSet<_>>();
+    let found = |document: &str| shape_of(document).into_iter().collect::<BTreeSet<_>>();
+    assert_eq!(found(&document(&[])), expected(&[".context_parallel null", ".kernels[] string"]));
+    let pass = |pass: &'static str| {
+        ["kernels[] string", "launches number", "received number", "schedule string", "why string"]
+            .map(|key| format!(".context_parallel.{pass}.{key}"))
+    };
+    let ranks = document(&["--backward", "--context-parallel", "ring", "--ranks", "3"]);
+    let more = [".context_parallel.bytes number", ".context_parallel.ranks number", ".context_parallel.requested string"];
+    let passes = ["forward", "backward"].into_iter().flat_map(pass);
+    assert_eq!(found(&ranks), expected(&more).into_iter().chain(passes).collect());
+    let parsed: Value = serde_json::from_str(&ranks).expect("JSON");
+    let forward = &parsed["context_parallel"]["forward"];
+    // Each of three ranks gets two rows of keys and values, of 8 elements of 2 bytes, from two others.
+    assert_eq!((&parsed["context_parallel"]["ranks"], &forward["received"]), (&3.into(), &128.into()));
+    assert!(forward["launches"].as_u64() >= Some(1) && forward["schedule"] == "ring", "{ranks}");
 }

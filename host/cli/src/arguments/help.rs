@@ -263,8 +263,18 @@ Options:
       --window L,R     Each query sees L keys before and R after the diagonal aligned bottom-right; -1, the default of
                        both, is no bound
       --scale X        Factor of the scores; by default the head size to the power -1/2
+      --context-parallel SCHEDULE
+                       Ranks share the sequences, and reach each other's keys by: auto, ring, pull, gather, all-to-all,
+                       hierarchical:K (K neighbours trade heads, with a ring between such groups); the output is that of
+                       one device (default: one device)
+      --ranks RANKS    How many ranks this process plays on the emulator (default: one, of oxtile launch -n RANKS)
       --device DEVICE  auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+      --json           Print a JSON document instead of lines
   -h, --help           Show this
+
+On GPUs each rank is a process: oxtile launch -n RANKS -- oxtile attention --context-parallel SCHEDULE ... Rank 0 writes the output.
+Sequences of [batch, sequence, heads, size] are a multiple of twice the ranks; packed ones may have any length. A causal mask with
+--context-parallel takes as many keys as queries, in each sequence.
 ";
 
 pub const EXPLAIN_HELP: &str = "\

@@ -1,7 +1,21 @@
 //! `oxtile attention`: queries, keys and values in, the result and its log-sum-exp out, and the gradients if asked for.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `plan` | the configuration that a file asks for |
+//! | `parts` | the rows of a file that each rank has |
+//! | `seat` | the ranks that a process drives |
+//! | `context` | attention by ranks that share the sequences |
+//! | `report` | what was done |
+//! | `tests` | ranks that are apart |
 
+mod context;
+mod parts;
 mod plan;
 mod report;
+mod seat;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, path::Path, time::Instant};
 
@@ -9,10 +23,17 @@ use half::{bf16, f16};
 use oxtile::{
     Buffer, HostElement, Kind, Runtime, Stream,
     attention::{Attention, AttentionBackward, BackwardElement, BackwardInputs, Gradients, Inputs, Order, Outputs, Padding, Sequences},
+    comm::{
+        Rank, WorldSize,
+        bootstrap::{BootstrapError, Environment},
+    },
+    context_parallel::Schedule,
 };
 
+use parts::Parts;
 pub use plan::{Plan, PlanError};
-pub use report::Report;
+pub use report::{Passes, Report};
+use seat::{Link, Needs, Seat};
 
 use crate::{
     Error, arguments,
@@ -39,13 +60,56 @@ pub enum JobError {
     /// The output.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// Nothing says how many ranks there are.
+    #[error(
+        "--context-parallel takes ranks, and no launcher has started this process: give --ranks RANKS --device emulated, or start a rank a GPU by \
+         oxtile launch -n RANKS -- oxtile attention ..."
+    )]
+    NoRanks,
+    /// A rank of a launcher that is to play all ranks.
+    #[error("--ranks plays all ranks in one process, and a launcher made this one {rank} of {world}: leave out --ranks, or the launcher")]
+    Ranks {
+        /// The launcher's.
+        rank: Rank,
+        /// How many it started.
+        world: WorldSize,
+    },
+    /// A rank of a launcher without a GPU.
+    #[error(
+        "{rank} of {world}: {why}; ranks that a launcher starts take a GPU each, and on the emulator one process plays all: leave out the launcher, and give \
+         --ranks {} --device emulated", .world.get()
+    )]
+    NoGpu {
+        /// The rank.
+        rank: Rank,
+        /// How many there are.
+        world: WorldSize,
+        /// Why it has none.
+        why: String,
+    },
+    /// Groups that do not make up the world.
+    #[error("--context-parallel {schedule} on {world}: the neighbours that trade heads divide the ranks, and are one of {}", divisors(*.world))]
+    Neighbours {
+        /// What was asked for.
+        schedule: Schedule,
+        /// How many ranks there are.
+        world: WorldSize,
+    },
 }
 
-/// Attends as a request says.
+fn divisors(world: WorldSize) -> String {
+    let divisors: Vec<_> = (1..=world.get()).filter(|size| world.get().is_multiple_of(*size)).map(|size| size.to_string()).collect();
+    divisors.join(", ")
+}
+
+/// Attends as a request says. `None` where another rank writes the output.
 ///
 /// # Errors
 /// [`JobError`]; [`Error::Device`] if the device asked for is not there.
-pub fn run(request: &arguments::Attention) -> Result<Report, Error> {
+pub fn run(request: &arguments::Attention) -> Result<Option<Report>, Error> {
+    if let Some(schedule) = request.context_parallel {
+        return Ok(run_ranks(request, schedule)?);
+    }
     let failed = |error| Error::Device { requested: request.device.name(), error };
     let (runtime, reason) = match request.device {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, Some(choice.reason))),
@@ -56,31 +120,107 @@ pub fn run(request: &arguments::Attention) -> Result<Report, Error> {
     let device = runtime.device(0).map_err(failed)?;
     let name = if runtime.kind() == Kind::Cuda { device.name().to_owned() } else { "CPU emulator".to_owned() };
     let stream = device.stream().map_err(failed)?;
-    Ok(job(request, &runtime, &stream, reason.unwrap_or(name))?)
+    let job = Job::open(request)?;
+    let (kernels, tensors) = match job.plan.q.dtype {
+        Dtype::F16 => attend::<f16>(&runtime, &stream, &job.input, &job.plan, &job.arrays)?,
+        _ => attend::<bf16>(&runtime, &stream, &job.input, &job.plan, &job.arrays)?,
+    };
+    Ok(Some(job.finish(request, reason.unwrap_or(name), kernels, None, &tensors)?))
 }
 
-fn job(request: &arguments::Attention, runtime: &Runtime, stream: &Stream, device: String) -> Result<Report, JobError> {
-    let begin = Instant::now();
-    let input = Checkpoint::open(&request.input)?;
-    let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
-    let mut plan = Plan::new(&input, request).map_err(at)?;
-    let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
-    plan.check_arrays(&arrays).map_err(at)?;
-    let (kernels, tensors) = match plan.q.dtype {
-        Dtype::F16 => attend::<f16>(runtime, stream, &input, &plan, &arrays)?,
-        _ => attend::<bf16>(runtime, stream, &input, &plan, &arrays)?,
+/// Attends by ranks: all of them, or the one that a launcher made this process.
+fn run_ranks(request: &arguments::Attention, schedule: Schedule) -> Result<Option<Report>, JobError> {
+    let environment = match Environment::read() {
+        Ok(environment) => Some(environment),
+        Err(BootstrapError::NoLauncher) => None,
+        Err(error) => return Err(oxtile::Error::from(error).into()),
     };
-    write(&request.output, &request.input, &plan, &tensors)?;
-    input.verify_unchanged()?;
-    plan.arrays.clear();
-    Ok(Report {
-        device,
-        kernels,
-        input: request.input.clone(),
-        output: request.output.clone(),
-        plan,
-        seconds: begin.elapsed().as_secs_f64(),
-    })
+    match (request.ranks.and_then(WorldSize::new), environment) {
+        (Some(_), Some(Environment { rank, world, .. })) if world > WorldSize::ONE => Err(JobError::Ranks { rank, world }),
+        (Some(world), _) => {
+            let (job, parts) = Job::open_shared(request, world)?;
+            let needs = Needs::new(schedule, world, parts.elements())?;
+            let runtime = Runtime::emulated_fast(world.get())?;
+            let device = format!("CPU emulator, {world}");
+            job.attend(request, &parts, seat::emulated(&runtime, needs)?, schedule, device)
+        }
+        (None, Some(environment)) => {
+            let Environment { rank, world, local_rank, .. } = environment;
+            let no_gpu = |why: String| JobError::NoGpu { rank, world, why };
+            if request.device == arguments::Device::Emulated {
+                return Err(no_gpu("it is told --device emulated".to_owned()));
+            }
+            let (job, parts) = Job::open_shared(request, world)?;
+            let needs = Needs::new(schedule, world, parts.elements())?;
+            let runtime = Runtime::cuda().map_err(|error| no_gpu(error.to_string()))?;
+            let device = runtime.device(local_rank).map_err(|error| no_gpu(error.to_string()))?;
+            let name = format!("{}, {world}", device.name());
+            job.attend(request, &parts, vec![seat::launched(&device, &environment, needs)?], schedule, name)
+        }
+        (None, None) => Err(JobError::NoRanks),
+    }
+}
+
+/// A file, and what it asks for.
+struct Job {
+    begin: Instant,
+    input: Checkpoint,
+    plan: Plan,
+    /// The numbers of [`Plan::arrays`].
+    arrays: Vec<Vec<u32>>,
+}
+
+impl Job {
+    fn open(request: &arguments::Attention) -> Result<Self, JobError> {
+        let begin = Instant::now();
+        let input = Checkpoint::open(&request.input)?;
+        let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
+        let plan = Plan::new(&input, request).map_err(at)?;
+        let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
+        plan.check_arrays(&arrays).map_err(at)?;
+        Ok(Self { begin, input, plan, arrays })
+    }
+
+    /// The same for ranks that share the sequences.
+    fn open_shared(request: &arguments::Attention, world: WorldSize) -> Result<(Self, Parts), JobError> {
+        let job = Self::open(request)?;
+        let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
+        let parts = Parts::new(&job.plan, &job.arrays, world).map_err(at)?;
+        Ok((job, parts))
+    }
+
+    /// Attends by the ranks that this process drives. Rank 0 writes the output.
+    fn attend<C: Link>(
+        self,
+        request: &arguments::Attention,
+        parts: &Parts,
+        seats: Vec<Seat<C>>,
+        schedule: Schedule,
+        device: String,
+    ) -> Result<Option<Report>, JobError> {
+        let joined = match self.plan.q.dtype {
+            Dtype::F16 => context::attend::<f16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
+            _ => context::attend::<bf16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
+        };
+        Seat::close_all(seats)?;
+        joined.map(|(passes, tensors)| self.finish(request, device, Vec::new(), Some(passes), &tensors)).transpose()
+    }
+
+    /// Writes the output.
+    fn finish(
+        mut self,
+        request: &arguments::Attention,
+        device: String,
+        kernels: Vec<String>,
+        context_parallel: Option<Passes>,
+        tensors: &[Vec<u8>],
+    ) -> Result<Report, JobError> {
+        write(&request.output, &request.input, &self.plan, tensors)?;
+        self.input.verify_unchanged()?;
+        self.plan.arrays.clear();
+        let (input, output, seconds) = (request.input.clone(), request.output.clone(), self.begin.elapsed().as_secs_f64());
+        Ok(Report { device, kernels, context_parallel, input, output, plan: self.plan, seconds })
+    }
 }
 
 /// A number of the file.
@@ -110,8 +250,11 @@ fn read<N: Number>(input: &Checkpoint, tensor: &Tensor) -> Result<Vec<N>, ReadEr
     if tensor.bytes() == 0 {
         return Ok(Vec::new());
     }
-    let window = input.window(tensor, 0..tensor.bytes())?;
-    Ok(window.chunks_exact(N::BYTES).map(N::from_bytes).collect())
+    Ok(numbers_of(&input.window(tensor, 0..tensor.bytes())?))
+}
+
+fn numbers_of<N: Number>(bytes: &[u8]) -> Vec<N> {
+    bytes.chunks_exact(N::BYTES).map(N::from_bytes).collect()
 }
 
 fn bytes_of<N: Number>(numbers: &[N]) -> Vec<u8> {

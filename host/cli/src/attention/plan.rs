@@ -56,6 +56,19 @@ pub enum PlanError {
         /// What may be there.
         allowed: String,
     },
+    /// A causal mask over sequences whose ranks would not have the keys of their queries.
+    #[error(
+        "sequence {index} has {queries} queries and {keys} keys: a causal mask with --context-parallel takes as many keys as queries; \
+         leave out --context-parallel, or give a window: --window -1,0"
+    )]
+    Causal {
+        /// Which sequence.
+        index: usize,
+        /// Its queries.
+        queries: u64,
+        /// Its keys.
+        keys: u64,
+    },
 }
 
 /// A job.

@@ -1,6 +1,8 @@
 //! What the tests of the command line share: files made by hand, scalar quantizers, the binary.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod tensors;
+
 use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
