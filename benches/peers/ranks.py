@@ -1,7 +1,8 @@
-"""Collectives of torch.distributed over NCCL, and products of gathered operands, one process a GPU, for `oxtile-benches --ranks N`.
+"""Collectives of torch.distributed over NCCL, products of gathered operands and context parallelism, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get` and `{"gathered_product": [HOW, [M, N, K]]}` among the collectives, and answers
-with the wall time of the calls and the device's time for them in milliseconds, each of the slowest rank; `{"do": "hello"}` says what runs.
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}` and
+`{"context_parallel": {"by": {"torch": [ROTATION, BACKEND]}, "passes", "row"}}` among the collectives, and answers with the wall time of the calls and the device's
+time for them in milliseconds, each of the slowest rank, and with the time from each rank's end to the last one's; `{"do": "hello"}` says what runs.
 """
 
 import json
@@ -18,6 +19,7 @@ def serve(rank, world, port, pipe):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     buffers = {}
+    attention = None
 
     def copy(collective, size):
         """A copy to, or from, the next rank's symmetric memory: the same engine, another library's way to it."""
@@ -55,7 +57,24 @@ def serve(rank, world, port, pipe):
 
         return {"torch_unfused": unfused}[how]
 
+    def context_parallel(request):
+        """A call of `scaled_dot_product_attention` inside of torch's context, of which one is open at a time."""
+        nonlocal attention
+        from context_parallel import ContextParallel
+
+        row, how = request["row"], request["by"]["torch"]
+        if attention is None or attention.row != row:
+            buffers.clear()
+            if attention is not None:
+                attention.close()
+                attention = None
+            torch.cuda.empty_cache()
+            attention = ContextParallel(row, world)
+        return attention.call(*how, request["passes"])
+
     def calls(collective, size):
+        if isinstance(collective, dict) and "context_parallel" in collective:
+            return context_parallel(collective["context_parallel"])
         if isinstance(collective, dict):
             how, sizes = collective["gathered_product"]
             return gathered_product(how, *sizes)
@@ -86,8 +105,8 @@ def serve(rank, world, port, pipe):
             call()
         end.record()
         torch.cuda.synchronize()
-        wall = (time.perf_counter() - before) * 1e3
-        return {"wall": wall, "device": start.elapsed_time(end)}
+        ended = time.perf_counter()  # A clock of the host, the same in all processes.
+        return {"wall": (ended - before) * 1e3, "device": start.elapsed_time(end), "ended": ended}
 
     while True:
         request = pipe.recv()
@@ -134,6 +153,8 @@ def main():
                 if failed:
                     raise RuntimeError(failed[0])
                 answer = {key: max(answer[key] for answer in answers) for key in ("wall", "device")}
+                last = max(answer["ended"] for answer in answers)
+                answer["idle"] = [(last - answer["ended"]) * 1e3 for answer in answers]
             print(json.dumps({"ok": True, **answer}), flush=True)
         except (EOFError, OSError, RuntimeError) as error:
             print(json.dumps({"ok": False, "error": f"a rank of torch failed or has ended: {error!r}"}), flush=True)

@@ -21,7 +21,8 @@ const USAGE: &str = "\
 Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches gemm --sweep | --plans [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
-       oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [context_parallel] [--rounds N] [--json PATH]
+                       [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --render FILE.json... | --chart FILE.json...
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
@@ -38,7 +39,8 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
   --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, in turn with
                   torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the
-                  rounds, runs only where it is named
+                  rounds, and `context_parallel`, attention to a sequence that is spread over them by every schedule, run only
+                  where they are named
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::{
-    results::{Clock, Document, Record},
+    results::{Clock, Document, RanksRecord, Record, SideRecord},
     statistics::Quartiles,
 };
 
@@ -13,6 +13,7 @@ pub fn markdown(document: &Document) -> String {
     // What moves bytes is drawn in one table, by whichever clock.
     let is_timed = |record: &&Record| record.clock == Clock::DeviceEvents || record.bytes > 0;
     let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(is_timed);
+    let (divided, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.divided.is_some());
     let (limited, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| !record.limit.is_empty());
     let (chosen, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.chosen.is_some());
     let (products, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.flops > 0);
@@ -25,6 +26,12 @@ pub fn markdown(document: &Document) -> String {
         text += "\n| kernel | shape | how | us, median [quartiles] | TFLOP/s | of the limit | its time / the first's, by pairs |\n";
         text += "|---|---|---|---|---|---|---|\n";
         limited.iter().for_each(|record| limited_rows(&mut text, record));
+    }
+    if !divided.is_empty() {
+        text += "\n| pass | shape | how | ms, median [quartiles] | TFLOP/s a GPU | efficiency, by pairs | of the limit | idle ms of each rank | MB received | MB taken | schedules |\n";
+        text += "|---|---|---|---|---|---|---|---|---|---|---|\n";
+        divided.iter().for_each(|record| divided_rows(&mut text, record));
+        text += &best(&divided);
     }
     if !chosen.is_empty() {
         text += "\n| kernel | shape | chosen | us, medians | its time / the others', by pairs | its time / the fastest's |\n";
@@ -103,6 +110,59 @@ fn limited_rows(text: &mut String, record: &Record) {
     }
 }
 
+/// A row for each side of what ranks share.
+fn divided_rows(text: &mut String, record: &Record) {
+    for (side, of) in record.sides.iter().enumerate() {
+        let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e3, 3));
+        let rate = record.flop_rate_of_gpu(side).filter(|rate| *rate > 0.0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12));
+        let efficiency = record.efficiency(side).filter(|_| record.is_work(side)).map_or_else(none, |of| spread(of, 100.0, 1) + " %");
+        let share = record.of_limit(side).map_or_else(none, percent);
+        let idle: Vec<_> = of.ranks.iter().flat_map(RanksRecord::idle_medians).map(|idle| format!("{idle:.3}")).collect();
+        let [received, taken] = match of.ranks.as_ref().filter(|ranks| !ranks.passes.is_empty()) {
+            Some(ranks) => [ranks.received(), ranks.memory].map(|bytes| format!("{:.1}", bytes as f64 * 1e-6)),
+            None => [none(), none()],
+        };
+        let schedules: Vec<_> = of.ranks.iter().flat_map(|ranks| &ranks.passes).map(|pass| pass.schedule.as_str()).collect();
+        let [idle, schedules] = [idle.join(", "), schedules.join(", ")].map(|cell| if cell.is_empty() { none() } else { cell });
+        _ = writeln!(
+            text,
+            "| {} | {} | {} | {time} | {rate} | {efficiency} | {share} | {idle} | {received} | {taken} | {schedules} |",
+            record.kernel, record.shape, of.label
+        );
+    }
+}
+
+/// The fastest schedules by medians: of each record and, of the last pass of a shape, by the difference of two of its records.
+fn best(records: &[&Record]) -> String {
+    let mut text = String::from("\n");
+    let planned = |record: &Record| -> Vec<(String, f64)> {
+        let sides = record.sides.iter().enumerate();
+        let of = |(side, of): (usize, &SideRecord)| {
+            _ = of.ranks.as_ref().filter(|ranks| !ranks.passes.is_empty())?;
+            Some((of.label.clone(), record.seconds(side)?.median * 1e3))
+        };
+        sides.filter_map(of).collect()
+    };
+    let mut line = |record: &Record, what: &str, times: Vec<(String, f64)>| {
+        if let Some((label, time)) = times.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)) {
+            _ = writeln!(text, "- {}: {what} fastest by {label}, {time:.3} ms", record.shape);
+        }
+    };
+    for record in records {
+        line(record, &record.kernel, planned(record));
+        let passes = |record: &Record| record.sides.iter().filter_map(|side| Some(side.ranks.as_ref()?.passes.len())).max();
+        let before = records.iter().find(|other| other.shape == record.shape && passes(other) < passes(record));
+        if let Some(before) = before {
+            let less = |(label, time): (String, f64)| {
+                let (_, first) = planned(before).into_iter().find(|(of, _)| *of == label)?;
+                Some((label, time - first))
+            };
+            line(record, "the backward pass, by the difference,", planned(record).into_iter().filter_map(less).collect());
+        }
+    }
+    text
+}
+
 /// A row of what a model has chosen among.
 fn chosen_row(text: &mut String, record: &Record) {
     let times: Vec<_> = (0..record.sides.len()).filter_map(|side| Some((side, record.seconds(side)?.median))).collect();
@@ -176,7 +236,7 @@ mod tests {
     use super::*;
     use crate::{
         peers::Check,
-        results::{SideRecord, tests::document},
+        results::{Divided, PassRecord, tests::document},
     };
 
     #[test]
@@ -217,5 +277,34 @@ mod tests {
         let row = "| amax | shape | peer | oxtile 200.0, peer 400.0, wire 300.0 | oxtile 2.000, wire 1.333 | 2.000 |\n";
         assert!(text.contains(row) && !text.contains("of the limit"), "{text}");
         assert!(text.contains("The chosen one takes at most 2.000 of oxtile, 1.333 of wire, 2.000 of the fastest.\n"), "{text}");
+    }
+
+    #[test]
+    fn shared_work_is_held_against_one_gpu() {
+        let mut document = document();
+        let forward = &mut document.records[1];
+        // 0.2 ms of two ranks and 0.4 ms of one GPU: all of its rate.
+        forward.flops = 50_000_000_000;
+        forward.divided = Some(Divided { ranks: 2, alone: "peer".into() });
+        forward.limit = vec!["peer".into(), "wire".into()];
+        let pass = PassRecord { schedule: "ring".into(), kernels: Vec::new(), launches: 2, received: 3_000_000, why: String::new() };
+        let ranks =
+            RanksRecord { idle: vec![vec![0.0, 0.5], vec![0.0, 0.7], vec![0.0, 0.6]], passes: vec![pass.clone()], memory: 5_000_000 };
+        forward.sides[0].ranks = Some(ranks.clone());
+        forward.sides.push(SideRecord { milliseconds: vec![3.0, 3.0, 3.0], flops: Some(0), ..SideRecord::new("wire") });
+        let mut both = Record { kernel: "both".into(), ..forward.clone() };
+        both.sides[0].milliseconds = vec![4.0, 5.0, 6.0];
+        both.sides[0].ranks = Some(RanksRecord { passes: vec![pass.clone(), pass], ..ranks });
+        document.records.push(both);
+        let text = markdown(&document);
+        let ours =
+            "| amax | shape | oxtile | 0.200 [0.150, 0.250] | 125 | 100.0 [100.0, 100.0] % | 150.0 % | 0.000, 0.600 | 3.0 | 5.0 | ring |\n";
+        assert!(text.contains(ours), "{text}");
+        assert!(text.contains("| amax | shape | peer | 0.400 [0.300, 0.500] | 125 | - | 150.0 % | - | - | - | - |\n"), "{text}");
+        assert!(text.contains("| amax | shape | wire | 0.300 [0.300, 0.300] | - | - | 100.0 % | - | - | - | - |\n"), "{text}");
+        assert!(text.contains("- shape: amax fastest by oxtile, 0.200 ms\n- shape: both fastest by oxtile, 0.500 ms\n"), "{text}");
+        assert!(text.contains("- shape: the backward pass, by the difference, fastest by oxtile, 0.300 ms\n"), "{text}");
+        let json = serde_json::to_string(&document).unwrap();
+        assert_eq!(serde_json::from_str::<Document>(&json).unwrap(), document);
     }
 }

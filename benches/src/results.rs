@@ -54,12 +54,24 @@ pub struct Record {
     /// The label of the side that a model takes for the fastest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
+    /// The ranks that share the work of the other sides, and the label of the side that does all of it on one GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub divided: Option<Divided>,
     /// What was compared; the first is ours.
     pub sides: Vec<SideRecord>,
     /// The sides in the order they ran in, a list a round.
     pub order: Vec<Vec<usize>>,
     /// Peers that could not run, and why.
     pub missing: Vec<Missing>,
+}
+
+/// Work that ranks share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Divided {
+    /// How many ranks.
+    pub ranks: u32,
+    /// The label of the side that does it alone.
+    pub alone: String,
 }
 
 /// How time is taken.
@@ -85,12 +97,57 @@ pub struct SideRecord {
     /// are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flops: Option<u64>,
+    /// What its ranks did, each for itself, where that was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksRecord>,
+}
+
+/// A side of several ranks.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RanksRecord {
+    /// Milliseconds from the end of each rank to the end of the last one, a list a round.
+    pub idle: Vec<Vec<f64>>,
+    /// What was planned of each pass of a call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passes: Vec<PassRecord>,
+    /// Bytes of device memory that the operation took of each rank, for both passes.
+    #[serde(default)]
+    pub memory: u64,
+}
+
+/// A pass of attention whose keys are spread over ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PassRecord {
+    /// How keys reach queries.
+    pub schedule: String,
+    /// The kernels of attention.
+    pub kernels: Vec<String>,
+    /// Their launches on rank 0.
+    pub launches: u32,
+    /// Bytes that a rank receives.
+    pub received: u64,
+    /// Why this schedule, with the time by the model.
+    pub why: String,
+}
+
+impl RanksRecord {
+    /// The median of each rank's idle time, in milliseconds.
+    pub fn idle_medians(&self) -> Vec<f64> {
+        let ranks = self.idle.first().map_or(0, Vec::len);
+        let of = |rank: usize| Quartiles::of(self.idle.iter().filter_map(|round| round.get(rank).copied()));
+        (0..ranks).filter_map(of).map(|idle| idle.median).collect()
+    }
+
+    /// Bytes that a rank receives in a call.
+    pub fn received(&self) -> u64 {
+        self.passes.iter().map(|pass| pass.received).sum()
+    }
 }
 
 impl SideRecord {
     /// A side that has not been timed, of the record's amount of work.
     pub fn new(label: impl Into<String>) -> Self {
-        Self { label: label.into(), milliseconds: Vec::new(), check: None, flops: None }
+        Self { label: label.into(), milliseconds: Vec::new(), check: None, flops: None, ranks: None }
     }
 }
 
@@ -139,11 +196,36 @@ impl Record {
         self.pairs(side, |other, ours| work * other / ours)
     }
 
-    /// The share of the limit that a side reaches, of median times: the slowest of the sides that are the limit, over the side.
+    /// The share of the limit that a side reaches, of median times: the slowest of the sides that are the limit, over the side. The time of one GPU counts
+    /// divided by the ranks that share its work.
     pub fn of_limit(&self, side: usize) -> Option<f64> {
         let median = |side| self.seconds(side).map(|time| time.median);
-        let limits = (0..self.sides.len()).filter(|of| self.limit.contains(&self.sides[*of].label)).filter_map(median);
-        Some(limits.max_by(f64::total_cmp)? / median(side)?)
+        let part = |of: usize| Some(median(of)? / f64::from(self.ranks_beside(of)));
+        let limits = (0..self.sides.len()).filter(|of| self.limit.contains(&self.sides[*of].label)).filter_map(part);
+        Some(limits.max_by(f64::total_cmp)? / part(side)?)
+    }
+
+    /// The time of one GPU, divided by the ranks that share its work, over the time of a side, round by round.
+    pub fn efficiency(&self, side: usize) -> Option<Quartiles> {
+        let Divided { ranks, alone } = self.divided.as_ref()?;
+        let (alone, side) = (self.sides.iter().find(|side| side.label == *alone)?, self.sides.get(side)?);
+        Quartiles::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / f64::from(*ranks) / side))
+    }
+
+    /// Whether a side does the work that ranks share: not the one GPU, nor copies alone.
+    pub fn is_work(&self, side: usize) -> bool {
+        self.flops_of(side) > 0 && self.ranks_beside(side) == 1
+    }
+
+    /// Among how many more ranks the work of a side would be spread, were it that of the others.
+    fn ranks_beside(&self, side: usize) -> u32 {
+        self.divided.as_ref().filter(|divided| divided.alone == self.sides[side].label).map_or(1, |divided| divided.ranks)
+    }
+
+    /// Floating-point operations a second of one GPU of a side, at its median time.
+    pub fn flop_rate_of_gpu(&self, side: usize) -> Option<f64> {
+        let Divided { ranks, .. } = self.divided.as_ref()?;
+        Some(self.flop_rate(side)? / f64::from(ranks / self.ranks_beside(side)))
     }
 
     /// The time of the side that a model chose over another side's, round by round.
@@ -270,6 +352,7 @@ pub(crate) mod tests {
             ceiling: ceiling.map(str::to_owned),
             limit: Vec::new(),
             chosen: None,
+            divided: None,
             sides: vec![side("oxtile", times[0]), side("peer", times[1])],
             order: vec![vec![0, 1]; 3],
             missing: Vec::new(),

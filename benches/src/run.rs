@@ -275,6 +275,7 @@ fn record(bench: &Bench, replays: usize, others: Vec<SideRecord>, missing: Vec<M
         ceiling: bench.ceiling.clone(),
         limit: Vec::new(),
         chosen: None,
+        divided: None,
         sides: [SideRecord::new("oxtile")].into_iter().chain(others).collect(),
         order: Vec::new(),
         missing,

@@ -25,8 +25,27 @@ for line in sys.stdin:
     print(json.dumps(answer), flush=True)
 "#;
 
-fn run(world: u32, peers: Result<Peers>) -> Document {
-    let options = Options { families: Vec::new(), sweep: None, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 };
+/// Answers for torch's context parallelism; one rotation fails.
+const ATTENTION: &str = r#"
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request.get("do") == "hello":
+        answer = {"ok": True, "torch": "0", "cuda": "0", "device": "none", "python": "3"}
+    else:
+        asked = request["collective"]["context_parallel"]
+        rotation, kernels = asked["by"]["torch"]
+        row = {"tokens": 16, "heads": 2, "key_heads": 2, "head_size": 64, "is_causal": True, "sequences": None}
+        assert asked["row"] == row and asked["passes"] in ("forward", "both") and kernels in ("cudnn", "flash"), asked
+        answer = {"ok": True, "wall": 9.0, "device": 3.0 * request["calls"], "idle": [0.25, 0.0]}
+        if rotation == "alltoall":
+            answer = {"ok": False, "error": "not available"}
+    print(json.dumps(answer), flush=True)
+"#;
+
+fn run(world: u32, families: &[&str], rounds: usize, peers: Result<Peers>) -> Document {
+    let families = families.iter().map(|&family| family.to_owned()).collect();
+    let options = Options { families, sweep: None, rounds, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 };
     ranks::run(world, &options, peers, &mut |_| (), &mut |_| Ok(())).unwrap()
 }
 
@@ -42,7 +61,7 @@ fn labels(record: &Record) -> Vec<&str> {
 fn gathered_products_are_compared_with_what_they_are_made_of() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
-    let document = run(2, Peers::start_ranks(Some(folder.path()), 2));
+    let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
     assert_eq!(products.len(), 1);
     let product = products[0];
@@ -59,7 +78,7 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
 
 #[test]
 fn a_grid_names_the_method_that_is_chosen() {
-    let document = run(3, Err(anyhow!("not asked for")));
+    let document = run(3, &["symmetric", "overlap", "overlap_shapes"], 2, Err(anyhow!("not asked for")));
     let shapes = of(&document, "overlap_shapes");
     assert_eq!(labels(shapes[0]), ["fused", "chunked", "sequential"]);
     assert!(labels(shapes[0]).contains(&shapes[0].chosen.as_deref().unwrap()));
@@ -69,4 +88,51 @@ fn a_grid_names_the_method_that_is_chosen() {
     for family in ["symmetric", "overlap", "overlap_shapes"] {
         assert!(ranks::NAMES.contains(&family) && !of(&document, family).is_empty(), "nothing of {family}");
     }
+}
+
+#[test]
+fn context_parallelism_is_compared_with_one_gpu_and_torch() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("ranks.py"), ATTENTION).unwrap();
+    let document = run(2, &["context_parallel"], 1, Peers::start_ranks(Some(folder.path()), 2));
+    let records = of(&document, "context_parallel");
+    let shapes: Vec<_> = records.iter().map(|record| record.shape.as_str()).collect();
+    let [dense, packed] = ["16x2:2x64 causal, 2 ranks", "2 of 16x3:1x64 full, 2 ranks"];
+    assert_eq!(shapes, [dense, dense, packed, packed]);
+    let torch = ["torch all-gather, cuDNN", "torch all-gather, flash"];
+    let ours = ["auto", "all-to-all", "gather", "ring", "pull", "one GPU", "wire alone"];
+    assert_eq!(labels(records[0]), ours.into_iter().chain(torch).collect::<Vec<_>>());
+    for record in &records {
+        assert!(record.sides.iter().all(|side| side.milliseconds.len() == 1 && side.milliseconds[0] > 0.0));
+        for (at, side) in record.sides.iter().enumerate() {
+            let Some(ranks) = side.ranks.as_ref() else {
+                assert_eq!(side.label, "one GPU", "each rank's end is known");
+                continue;
+            };
+            assert!(ranks.idle.len() == 1 && ranks.idle.iter().all(|round| round.len() == 2 && round.contains(&0.0)), "{:?}", ranks.idle);
+            let is_ours = !side.label.starts_with("torch") && side.label != "wire alone";
+            assert_eq!(ranks.passes.is_empty(), !is_ours);
+            assert_eq!(
+                side.check.as_ref().map(|check| (check.equal, check.detail.as_str())),
+                is_ours.then_some((true, "")),
+                "{}",
+                side.label
+            );
+            assert!(record.efficiency(at).unwrap().median > 0.0 && record.of_limit(at).unwrap() > 0.0);
+        }
+    }
+    // 16 tokens of 2 heads of 64: 4 operations for each pair and element, half of them seen; 14 with the backward pass.
+    assert_eq!([records[0].flops, records[1].flops], [4, 14].map(|times| times * 16 * 16 * 2 * 64 / 2));
+    assert_eq!(records[0].missing.iter().map(|missing| missing.why.as_str()).collect::<Vec<_>>(), ["not available"; 2]);
+    let refused = records[2].missing.iter().find(|missing| missing.peer == "all-to-all").unwrap();
+    assert!(refused.why.contains("heads is 3"), "{}", refused.why);
+    // Keys and values of 8 tokens from the other rank, of 2 bytes.
+    let of_ring = records[0].sides[3].ranks.as_ref().unwrap();
+    assert_eq!(
+        (of_ring.passes[0].schedule.as_str(), of_ring.received(), records[0].bytes),
+        ("ring", 8 * 2 * 64 * 2 * 2, 8 * 2 * 64 * 2 * 2)
+    );
+    let text = render::markdown(&document);
+    assert!(text.contains("fastest by ") && text.contains("the backward pass, by the difference"), "{text}");
+    assert!(!text.contains("computes something else"), "{text}");
 }

@@ -94,6 +94,7 @@ pub fn measure(gpu: &Gpu, size: Size, plan: Plan, random: &mut Random) -> Result
         ceiling: None,
         limit: Vec::new(),
         chosen: None,
+        divided: None,
         sides: labels.collect(),
         order: Vec::new(),
         missing: Vec::new(),

@@ -132,7 +132,7 @@ impl Gathered {
         (0..calls).try_for_each(|_| side.call(&compute))?;
         let end = compute.record()?;
         settle()?;
-        Ok(Times { wall: begin.elapsed().as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
+        Ok(Times { wall: begin.elapsed().as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
     }
 
     /// Elements of the pattern.

@@ -90,7 +90,7 @@ impl Member {
         if let (Work::Exchange(_), Some(messages)) = (request.work, &mut self.messages) {
             messages.check(&self.stream)?;
         }
-        Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3 })
+        Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
     }
 
     /// The calls of a round send and receive other data than the first one.
@@ -165,7 +165,7 @@ impl Member {
                 (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
-            Work::GatheredProduct(..) => bail!("it has rounds of its own"),
+            Work::GatheredProduct(..) | Work::ContextParallel { .. } => bail!("it has rounds of its own"),
         }
     }
 

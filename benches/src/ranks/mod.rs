@@ -1,5 +1,5 @@
 //! What many ranks do together, a GPU a thread: collectives of NCCL, symmetric memory moved by copy engines, messages by kernels, and products
-//! of gathered operands; in turn with torch.distributed over the same NCCL.
+//! of gathered operands, and attention to a sequence that is spread over ranks; in turn with torch.distributed over the same NCCL.
 //!
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
@@ -12,9 +12,11 @@
 //! | `symmetric` | a rank's symmetric memory |
 //! | `gathered` | a rank's gathered products |
 //! | `expected` | what these have to be |
+//! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
 //! | `gate` | a barrier with a time limit |
 
+mod context_parallel;
 mod expected;
 mod gate;
 mod gathered;
@@ -27,13 +29,15 @@ mod symmetric;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use oxtile::comm::{HostRank, NcclCommunicator};
+use oxtile::comm::{EmulatedCommunicator, HostRank, NcclCommunicator, UniqueId, WorldSize};
 use oxtile::overlap::Rates;
 use oxtile::{Device, Runtime};
 use serde::{Deserialize, Serialize};
 
+use self::context_parallel::{Row, RowRanks};
 use self::gate::Gate;
 use self::gathered::{By, Sizes};
 use self::member::Member;
@@ -42,15 +46,17 @@ use crate::bench::Size;
 use crate::machine::{self, Machine};
 use crate::peers::Peers;
 use crate::random::Random;
-use crate::results::{Document, Missing, Record, SideRecord};
+use crate::results::{Divided, Document, Missing, RanksRecord, Record, SideRecord};
 use crate::run::Options;
 
 /// The families that ranks have.
-pub const NAMES: [&str; 5] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES];
+pub const NAMES: [&str; 6] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES, context_parallel::FAMILY];
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
-products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes.";
+products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. Context parallelism: random normal data, one call that is not timed before the \
+first event; before the first round both passes of each schedule are compared with our single GPU's, in the first and last rows of rank 0. `divided.alone` is our single GPU, rank 0's, on the whole \
+sequence: its time over `divided.ranks`, over a side's, is the side's efficiency. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock.";
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
 
@@ -90,6 +96,8 @@ enum Work {
     GemmWithNccl,
     /// Products of which one operand is gathered.
     GatheredProduct(By, Sizes),
+    /// Attention to a sequence that is spread over ranks.
+    ContextParallel { by: context_parallel::By, passes: context_parallel::Passes, row: Row },
 }
 
 /// One round of a side.
@@ -103,10 +111,16 @@ struct Request {
 }
 
 /// Milliseconds of a round.
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 struct Times {
     wall: f64,
     device: f64,
+    /// From each rank's end to that of the last, where ranks tell it.
+    #[serde(default)]
+    idle: Vec<f64>,
+    /// When a rank of ours ended.
+    #[serde(skip)]
+    ended: Option<Instant>,
 }
 
 /// Measures the chosen families, all without any. `progress` gets a line for each comparison, `save` the document after each. A smoke run is of
@@ -125,10 +139,12 @@ pub fn run(
     let is_smoke = options.size == Size::Smoke;
     let runtime = if is_smoke { Runtime::emulated_fast(world)? } else { Runtime::cuda()? };
     let found = runtime.device_count();
-    ensure!(found >= world, "{world} ranks need as many GPUs; there are {found}");
+    ensure!(
+        found >= world,
+        "{world} ranks need as many GPUs; there are {found}: ask for fewer, or for --smoke, which runs on virtual GPUs"
+    );
     let library = if is_smoke { "no NCCL".to_owned() } else { NcclCommunicator::version()?.to_string() };
     progress(&format!("{world} ranks on {library}"));
-    let ranks = Ranks::start(world, &runtime)?;
     let device = format!("{world} x {}, {library}", runtime.device(0)?.name());
     let versions = peers.as_ref().map(|peers| peers.versions.clone()).map_err(|error| format!("{error:#}"));
     let empty = machine::Readings::new();
@@ -136,60 +152,103 @@ pub fn run(
     let mut document = Document::new(METHOD.into(), options.seed, machine);
     let mut random = Random::new(options.seed);
     let rates = Rates { multiprocessors: runtime.device(0)?.limits().multiprocessors, ..Rates::H200 };
-    for comparison in plan::comparisons(world, &rates, options.size, &options.families)? {
+    let mut measure = |ranks: &Ranks, comparison: &Comparison, progress: &mut dyn FnMut(&str)| -> Result<Vec<Record>> {
         progress(&format!("{} {}", comparison.kernel, comparison.shape));
         let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
         let rounds = options.rounds.div_ceil(comparison.fewer);
-        let records = match compare(&ranks, asked, &comparison, rounds, &mut random) {
+        let rounds = [options.size.pick(WARM_UP, 0), rounds];
+        match compare(ranks, asked, comparison, rounds, &mut random) {
             Err(error) if !comparison.peers.is_empty() && peers.is_ok() => {
                 // It may have been a peer: then ours run alone.
                 let why = format!("a round failed: {error:#}");
                 progress(&why);
-                compare(&ranks, Err(why), &comparison, rounds, &mut random)?
+                compare(ranks, Err(why), comparison, rounds, &mut random)
             }
-            records => records?,
-        };
+            records => records,
+        }
+    };
+    let mut keep = |records: Vec<Record>| {
         document.records.extend(records);
         document.machine.after = machine::readings();
-        save(&document)?;
+        save(&document)
+    };
+    let comparisons = plan::comparisons(world, &rates, options.size, &options.families)?;
+    if !comparisons.is_empty() {
+        let ranks = Ranks::start(world, &runtime)?;
+        for comparison in &comparisons {
+            keep(measure(&ranks, comparison, progress)?)?;
+        }
+    }
+    let is_named = options.families.iter().any(|family| family == context_parallel::FAMILY);
+    let rows = if is_named || (is_smoke && options.families.is_empty()) { context_parallel::rows(options.size, world) } else { Vec::new() };
+    for row in rows {
+        let records = RowRanks::start(world, &runtime, row, progress).and_then(|of| {
+            let comparisons = of.comparisons(options.size);
+            let records = comparisons.iter().map(|comparison| measure(&of.ranks, comparison, progress));
+            Ok(records.collect::<Result<Vec<_>>>()?.concat())
+        });
+        // The other rows run all the same.
+        keep(records.unwrap_or_else(|error| vec![failed(row, world, &error)]))?;
     }
     Ok(document)
 }
 
-/// `peers`, or why there are none.
+/// A record of a row that could not run.
+fn failed(row: Row, world: u32, error: &anyhow::Error) -> Record {
+    let why = Missing { peer: "oxtile".into(), why: format!("{error:#}") };
+    let comparison = Comparison::of(context_parallel::FAMILY, "context parallel", row.label(world), Vec::new(), &[plan::DEVICE]);
+    record(&Comparison { missing: vec![why], divided: Some((world, "")), ..comparison }, &plan::DEVICE, Vec::new(), Vec::new())
+}
+
+/// `peers`, or why there are none. Rounds that are not counted come first.
 fn compare(
     ranks: &Ranks,
     mut peers: Result<&mut Peers, String>,
     comparison: &Comparison,
-    rounds: usize,
+    [warm_up, rounds]: [usize; 2],
     random: &mut Random,
 ) -> Result<Vec<Record>> {
     let mut missing = comparison.missing.clone();
     let asked: Vec<_> = comparison.peers.iter().filter(|peer| is_there(&mut peers, peer, &mut missing)).collect();
     let all: Vec<_> = comparison.sides.iter().chain(asked).collect();
     let (mut times, mut orders) = (vec![Vec::new(); all.len()], Vec::new());
-    for round in 0..WARM_UP + rounds {
+    for round in 0..warm_up + rounds {
         let order = random.order(all.len());
         for &side in &order {
             let taken = match &mut peers {
                 Ok(peers) if side >= comparison.sides.len() => ask(peers, all[side])?,
                 _ => ranks.round(all[side].request)?,
             };
-            if round >= WARM_UP {
+            if round >= warm_up {
                 times[side].push(taken);
             }
         }
-        if round >= WARM_UP {
+        if round >= warm_up {
             orders.push(order);
         }
     }
-    let side = |(side, times): (&&Side, &Vec<Times>), clock: &plan::Taken| SideRecord {
-        milliseconds: times.iter().map(clock.of).collect(),
-        // Beside products, copies alone.
-        flops: (comparison.flops > 0 && side.request.work == Work::Put).then_some(0),
-        ..SideRecord::new(side.label)
+    let side = |(side, times): (&&Side, &Vec<Times>), clock: &plan::Taken| {
+        let detail = comparison.details.iter().find(|(label, ..)| *label == side.label);
+        let idle: Vec<_> = times.iter().map(|times| times.idle.clone()).filter(|idle| !idle.is_empty()).collect();
+        let planned = detail.map(|(_, ranks, _)| ranks.clone());
+        SideRecord {
+            milliseconds: times.iter().map(clock.of).collect(),
+            // Beside other work, copies alone.
+            flops: (comparison.flops > 0 && side.request.work.is_copy()).then_some(0),
+            check: detail.and_then(|(.., check)| check.clone()),
+            ranks: (!idle.is_empty()).then(|| RanksRecord { idle, ..planned.unwrap_or_default() }),
+            ..SideRecord::new(side.label)
+        }
     };
-    let record = |clock: &plan::Taken| Record {
+    let of = |clock: &plan::Taken| {
+        let sides = all.iter().zip(&times).map(|of| side(of, clock)).collect();
+        Record { missing: missing.clone(), ..record(comparison, clock, sides, orders.clone()) }
+    };
+    Ok(comparison.taken.iter().map(of).collect())
+}
+
+fn record(comparison: &Comparison, clock: &plan::Taken, sides: Vec<SideRecord>, order: Vec<Vec<usize>>) -> Record {
+    Record {
         family: comparison.family.into(),
         kernel: format!("{}, {}", comparison.kernel, clock.name),
         shape: comparison.shape.clone(),
@@ -200,11 +259,18 @@ fn compare(
         ceiling: None,
         limit: comparison.limit.iter().map(|&label| label.to_owned()).collect(),
         chosen: comparison.chosen.map(str::to_owned),
-        sides: all.iter().zip(&times).map(|of| side(of, clock)).collect(),
-        order: orders.clone(),
-        missing: missing.clone(),
-    };
-    Ok(comparison.taken.iter().map(record).collect())
+        divided: comparison.divided.map(|(ranks, alone)| Divided { ranks, alone: alone.to_owned() }),
+        sides,
+        order,
+        missing: comparison.missing.clone(),
+    }
+}
+
+impl Work {
+    /// Whether it is nothing but copies.
+    fn is_copy(self) -> bool {
+        matches!(self, Self::Put | Self::ContextParallel { by: context_parallel::By::Wire, .. })
+    }
 }
 
 /// Whether a peer answers. If it does not it is missing, for the reason that it gives.
@@ -222,7 +288,7 @@ fn ask(peers: &mut Peers, peer: &Side) -> Result<Times> {
 }
 
 /// The threads of our ranks.
-struct Ranks(Vec<Worker>);
+pub struct Ranks(Vec<Worker>);
 
 /// The thread of one rank, and the channel of its requests.
 struct Worker {
@@ -231,36 +297,65 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
+/// What a rank begins with.
+struct Seat {
+    rank: HostRank,
+    runtime: Runtime,
+    /// None on virtual GPUs.
+    id: Option<UniqueId>,
+    /// On virtual GPUs alone.
+    emulated: Option<EmulatedCommunicator>,
+    gate: Arc<Gate>,
+}
+
 impl Ranks {
     fn start(world: u32, runtime: &Runtime) -> Result<Self> {
+        Self::spawn(world, runtime, |seat, requests, answers| {
+            let (name, gate) = (seat.rank.rank(), Arc::clone(&seat.gate));
+            serve(Member::join(seat.id, seat.rank, seat.runtime).with_context(|| format!("{name} joins")), &gate, requests, answers);
+        })
+    }
+
+    /// A thread for each rank, which serves requests.
+    fn spawn(
+        world: u32,
+        runtime: &Runtime,
+        serve: impl Fn(Seat, &Receiver<Request>, &SyncSender<Result<Times>>) + Clone + Send + 'static,
+    ) -> Result<Self> {
         let is_virtual = runtime.kind() == oxtile::runtime::Kind::Emulated;
         // A runtime each on GPUs: nothing of one rank is ordered after another's.
         let of = |_| if is_virtual { Ok(runtime.clone()) } else { Runtime::cuda() };
         let runtimes: Vec<Runtime> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
         let devices: Vec<Device> = (0..).zip(&runtimes).map(|(rank, runtime)| runtime.device(rank)).collect::<oxtile::Result<_>>()?;
         let id = if is_virtual { None } else { Some(NcclCommunicator::unique_id()?) };
+        let size = WorldSize::new(world).context("there are ranks")?;
+        let emulated = if is_virtual { EmulatedCommunicator::world_of(runtime, size)? } else { Vec::new() };
+        let mut emulated = emulated.into_iter();
         let gate = Arc::new(Gate::new(world));
         let start = |(rank, runtime): (HostRank, Runtime)| {
             let (requests, incoming) = sync_channel(1);
             let (answers, results) = sync_channel(1);
-            let gate = Arc::clone(&gate);
-            let thread = thread::spawn(move || {
-                let name = rank.rank();
-                serve(Member::join(id, rank, runtime).with_context(|| format!("{name} joins")), &gate, &incoming, &answers);
-            });
-            Worker { requests, results, thread }
+            let (seat, serve) = (Seat { rank, runtime, id, emulated: emulated.next(), gate: Arc::clone(&gate) }, serve.clone());
+            Worker { requests, results, thread: thread::spawn(move || serve(seat, &incoming, &answers)) }
         };
         Ok(Self(HostRank::threads(&devices)?.into_iter().zip(runtimes).map(start).collect()))
     }
 
+    /// The next answer of each rank.
+    fn answers(&self) -> impl Iterator<Item = Result<Times>> {
+        self.0.iter().map(|worker| worker.results.recv().context("a rank has ended")?)
+    }
+
     fn round(&self, request: Request) -> Result<Times> {
         self.0.iter().try_for_each(|worker| worker.requests.send(request)).context("a rank has ended")?;
-        let mut slowest = Times { wall: 0.0, device: 0.0 };
-        for worker in &self.0 {
-            let times = worker.results.recv().context("a rank has ended")??;
-            slowest = Times { wall: slowest.wall.max(times.wall), device: slowest.device.max(times.device) };
-        }
-        Ok(slowest)
+        let times = self.answers().collect::<Result<Vec<_>>>()?;
+        let slowest = |of: fn(&Times) -> f64| times.iter().map(of).fold(0.0, f64::max);
+        let ends: Vec<Instant> = times.iter().filter_map(|times| times.ended).collect();
+        let last = ends.iter().max().copied();
+        // Of one rank alone nothing is known.
+        let idle =
+            last.filter(|_| ends.len() == times.len()).map(|last| ends.iter().map(|end| (last - *end).as_secs_f64() * 1e3).collect());
+        Ok(Times { wall: slowest(|times| times.wall), device: slowest(|times| times.device), idle: idle.unwrap_or_default(), ended: last })
     }
 }
 

@@ -6,7 +6,8 @@ use oxtile::overlap::Rates;
 use super::products::{self, OVERLAP, SHAPES};
 use super::{Request, Times, Work};
 use crate::bench::Size;
-use crate::results::{Clock, Missing};
+use crate::peers::Check;
+use crate::results::{Clock, Missing, RanksRecord};
 
 /// Collectives of NCCL.
 pub const NCCL: &str = "nccl";
@@ -37,6 +38,10 @@ pub struct Comparison {
     pub limit: &'static [&'static str],
     /// The side that a model takes for the fastest.
     pub chosen: Option<&'static str>,
+    /// The ranks that share the work, and the side that does all of it on one GPU.
+    pub divided: Option<(u32, &'static str)>,
+    /// What sides planned, and whether they compute what they should, by their labels.
+    pub details: Vec<(&'static str, RanksRecord, Option<Check>)>,
 }
 
 impl Comparison {
@@ -56,6 +61,8 @@ impl Comparison {
             taken: taken.to_vec(),
             limit: &[],
             chosen: None,
+            divided: None,
+            details: Vec::new(),
         }
     }
 }
@@ -104,6 +111,7 @@ pub fn comparisons(world: u32, rates: &Rates, size: Size, families: &[String]) -
         all.extend([3 << 10].map(|shard| gather(world, shard, false)));
         all.extend([issue(world, false), round_trip(), copy(Work::Put, 2 << 10, false), copy(Work::Get, 2 << 10, false)]);
         all.extend(products::tiny(world, rates)?);
+        all.retain(|comparison| is_chosen(comparison.family));
         return Ok(all);
     }
     if is_chosen(SYMMETRIC) {

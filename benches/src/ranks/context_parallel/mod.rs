@@ -1,0 +1,242 @@
+//! Attention to a sequence that is spread over ranks: every schedule, beside our single GPU on the whole sequence and torch's `context_parallel`.
+//!
+//! `rows` says what is attended to, `rank` is what a rank does, on its `tensors`.
+
+mod rank;
+mod rows;
+mod tensors;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use oxtile::Runtime;
+use oxtile::context_parallel::{Plan, Schedule};
+use serde::Serialize;
+
+pub use self::rows::{Row, rows};
+use super::plan::{Comparison, DEVICE, Side};
+use super::{Ranks, Request, Times, Work};
+use crate::bench::Size;
+use crate::peers::Check;
+use crate::results::{Missing, PassRecord, RanksRecord};
+
+/// The family's name.
+pub const FAMILY: &str = "context_parallel";
+
+/// What attends, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum By {
+    /// Rank 0 alone, to the whole sequence.
+    OneGpu,
+    /// All ranks, by the schedule that they choose.
+    Auto,
+    /// By [`Schedule::AllToAll`].
+    AllToAll,
+    /// By [`Schedule::Gather`].
+    Gather,
+    /// By [`Schedule::Ring`], over messages.
+    Ring,
+    /// By [`Schedule::Pull`], over symmetric memory.
+    Pull,
+    /// None: puts to the next rank of the bytes that a rank receives.
+    Wire,
+    /// A peer: torch's `context_parallel`.
+    Torch(Rotation, Kernels),
+}
+
+/// How keys go round torch's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rotation {
+    /// One all-gather before the second step.
+    AllGather,
+    /// To the next rank in each step.
+    AllToAll,
+}
+
+/// Whose attention torch calls in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kernels {
+    /// cuDNN's.
+    Cudnn,
+    /// FlashAttention-2's.
+    Flash,
+}
+
+/// The passes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Passes {
+    /// The forward pass alone.
+    Forward,
+    /// The forward pass, and the backward pass after it.
+    Both,
+}
+
+impl By {
+    /// Those that make an operation, in the order in which ranks make them.
+    const OPERATIONS: [Self; 5] = [Self::Auto, Self::AllToAll, Self::Gather, Self::Ring, Self::Pull];
+
+    /// The schedule that is asked for.
+    fn schedule(self) -> Option<Schedule> {
+        match self {
+            Self::Auto => Some(Schedule::Auto),
+            Self::AllToAll => Some(Schedule::AllToAll),
+            Self::Gather => Some(Schedule::Gather),
+            Self::Ring => Some(Schedule::Ring),
+            Self::Pull => Some(Schedule::Pull),
+            Self::OneGpu | Self::Wire | Self::Torch(..) => None,
+        }
+    }
+
+    /// What tables print.
+    const fn label(self) -> &'static str {
+        match self {
+            Self::OneGpu => "one GPU",
+            Self::Auto => "auto",
+            Self::AllToAll => "all-to-all",
+            Self::Gather => "gather",
+            Self::Ring => "ring",
+            Self::Pull => "pull",
+            Self::Wire => "wire alone",
+            Self::Torch(Rotation::AllGather, Kernels::Cudnn) => "torch all-gather, cuDNN",
+            Self::Torch(Rotation::AllGather, Kernels::Flash) => "torch all-gather, flash",
+            Self::Torch(Rotation::AllToAll, Kernels::Cudnn) => "torch all-to-all, cuDNN",
+            Self::Torch(Rotation::AllToAll, Kernels::Flash) => "torch all-to-all, flash",
+        }
+    }
+}
+
+/// The sides of which the slowest is the limit of the others: the one GPU's time counts divided by the ranks.
+const LIMIT: [&str; 2] = [By::OneGpu.label(), By::Wire.label()];
+
+/// Torch's ways.
+const TORCH: [By; 4] = [
+    By::Torch(Rotation::AllGather, Kernels::Cudnn),
+    By::Torch(Rotation::AllToAll, Kernels::Cudnn),
+    By::Torch(Rotation::AllGather, Kernels::Flash),
+    By::Torch(Rotation::AllToAll, Kernels::Flash),
+];
+
+/// About the milliseconds of a round's calls, and the operations a second of a GPU, which set their number.
+const ROUND: f64 = 10.0;
+const RATE: f64 = 5e14;
+
+/// An operation that ranks have made, or why there is none.
+#[derive(Clone, Debug)]
+struct Made {
+    by: By,
+    /// None of a side that is no operation.
+    plan: Result<Option<Plan>, String>,
+    /// Whether it attends as our single GPU does.
+    check: Option<Check>,
+}
+
+/// What the threads of the ranks tell.
+#[derive(Default)]
+struct Told {
+    /// What rank 0 has made.
+    made: Vec<Made>,
+    /// The side that failed first, and why.
+    failed: Option<(By, String)>,
+}
+
+/// The ranks of a row, each with its part of the tensors and an operation of every schedule.
+pub struct RowRanks {
+    pub ranks: Ranks,
+    row: Row,
+    world: u32,
+    made: Vec<Made>,
+}
+
+impl RowRanks {
+    /// Starts ranks, which make every operation and try it once. A side that fails is left out, and ranks start again.
+    ///
+    /// # Errors
+    /// What fails whatever is left out.
+    pub fn start(world: u32, runtime: &Runtime, row: Row, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+        let mut left_out: Vec<(By, String)> = Vec::new();
+        loop {
+            let told = Arc::new(Mutex::new(Told::default()));
+            let (of_ranks, without) = (Arc::clone(&told), left_out.clone());
+            let ranks = Ranks::spawn(world, runtime, move |seat, requests, answers| {
+                rank::serve(seat, row, &without, &of_ranks, requests, answers);
+            })?;
+            let ready: Vec<Result<Times>> = ranks.answers().collect();
+            let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
+            match told.failed {
+                Some((by, why)) if left_out.iter().all(|(of, _)| *of != by) => {
+                    progress(&format!("{} failed: {why}", by.label()));
+                    left_out.push((by, why));
+                }
+                _ => {
+                    ready.into_iter().collect::<Result<Vec<_>>>().with_context(|| format!("ranks of {}", row.label(world)))?;
+                    return Ok(Self { ranks, row, world, made: told.made });
+                }
+            }
+        }
+    }
+
+    /// The forward pass, and both passes.
+    pub fn comparisons(&self, size: Size) -> Vec<Comparison> {
+        [Passes::Forward, Passes::Both].map(|passes| self.comparison(passes, size)).into()
+    }
+
+    fn comparison(&self, passes: Passes, size: Size) -> Comparison {
+        let Self { row, world, made, .. } = self;
+        let flops = row.flops(passes, *world);
+        let milliseconds = flops as f64 / f64::from(*world) / RATE * 1e3;
+        let calls = size.pick((ROUND / milliseconds).ceil() as u64, 1).clamp(1, 50);
+        // The fewest that any schedule needs.
+        let bytes = made.iter().filter_map(|made| received(made, passes)).min().unwrap_or(0);
+        let side =
+            |by: By| Side { label: by.label(), request: Request { work: Work::ContextParallel { by, passes, row: *row }, bytes, calls } };
+        let sides = made.iter().filter(|made| made.plan.is_ok()).map(|made| side(made.by)).collect();
+        let missing = made.iter().filter_map(|made| {
+            let why = made.plan.as_ref().err()?;
+            Some(Missing { peer: made.by.label().into(), why: why.clone() })
+        });
+        let torch = if row.has_peers() { Vec::from(TORCH.map(side)) } else { Vec::new() };
+        let packed =
+            (!row.has_peers()).then(|| Missing { peer: "torch".into(), why: "it has no context parallelism of packed sequences".into() });
+        let kernel = match passes {
+            Passes::Forward => "context parallel, forward",
+            Passes::Both => "context parallel, forward and backward",
+        };
+        Comparison {
+            bytes,
+            flops,
+            calls,
+            peers: torch,
+            missing: missing.chain(packed).collect(),
+            fewer: size.pick(row.fewer(), 1),
+            limit: &LIMIT,
+            divided: Some((*world, By::OneGpu.label())),
+            details: made.iter().filter_map(|made| Some((made.by.label(), detail(made, passes)?, made.check.clone()))).collect(),
+            ..Comparison::of(FAMILY, kernel, row.label(*world), sides, &[DEVICE])
+        }
+    }
+}
+
+/// Bytes that a rank receives.
+fn received(made: &Made, passes: Passes) -> Option<u64> {
+    let plan = made.plan.as_ref().ok()?.as_ref()?;
+    Some(plan.forward.received + if passes == Passes::Both { plan.backward.received } else { 0 })
+}
+
+/// What the plan says.
+fn detail(made: &Made, passes: Passes) -> Option<RanksRecord> {
+    let plan = made.plan.as_ref().ok()?.as_ref()?;
+    let of = |pass: &oxtile::context_parallel::PassPlan| PassRecord {
+        schedule: pass.schedule.to_string(),
+        kernels: pass.kernels.iter().map(|&name| name.to_owned()).collect(),
+        launches: pass.launches,
+        received: pass.received,
+        why: pass.why.clone(),
+    };
+    let mut all = vec![of(&plan.forward)];
+    all.extend((passes == Passes::Both).then(|| of(&plan.backward)));
+    Some(RanksRecord { idle: Vec::new(), passes: all, memory: plan.bytes })
+}
