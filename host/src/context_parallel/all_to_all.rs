@@ -8,7 +8,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use super::config::{ContextParallelConfig, refuse};
 use super::core::{Core, check_captures};
 use super::element::{ContextElement, Sum};
-use super::forward::check_max_logit;
+use super::forward::{check_max_logit, check_sink};
 use super::head_group::{Group, groups_of};
 use super::lane::{Lane, Order as TokenOrder, Trade};
 use super::memory::{Scratch, copy, note};
@@ -185,11 +185,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     }
 
     fn check(&self, sink: Option<DeviceView<'_, f32>>, log_sum_exp: u64) -> Result<()> {
-        if sink.is_some() != (self.given.sink == Sink::Learnable) {
-            let why = format!("the configuration's sink is {:?}: scores are given if it is Learnable, and only then", self.given.sink);
-            return Err(Error::Invalid { what: "ContextParallel, sink", why });
-        }
-        sink.map_or(Ok(()), |sink| Error::check_length("ContextParallel, sink", self.given.heads, sink.len()))?;
+        check_sink(&self.given, sink)?;
         Error::check_length("ContextParallel, log_sum_exp", self.trade.batches * self.given.heads * self.given.queries, log_sum_exp)
     }
 

@@ -4,14 +4,13 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::core::{Core, Route};
 use super::element::ContextElement;
-use super::forward::Own;
+use super::forward::{Own, check_sink};
 use super::launches::{Launch, owner_of};
 
 use super::memory::{Scratch, bytes, bytes_mut, copy, zero};
 use super::mover::{Both, BothMut};
 use crate::attention::{BackwardInputs, BackwardStep, GradientTarget, Gradients, Inputs, Sink};
 use crate::comm::Rank;
-use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Error, Result, Stream};
 use crate::symmetric::Rows;
 use crate::tensor::{Heads, HeadsMut, Strided};
@@ -40,7 +39,7 @@ impl<T: ContextElement> Core<'_, T> {
         let (local, BackwardInputs { forward: Inputs { q, k, v, sink, .. }, out, log_sum_exp, grad_out }) = (&self.local, inputs);
         let (wholes @ [of_q, of_k, of_v], of_out) = (local.given.whole_inputs(), local.given.whole_result());
         let own = Own::new(self, local.rows("ContextParallel, k", k, of_k)?, local.rows("ContextParallel, v", v, of_v)?)?;
-        self.check_sink(sink)?;
+        check_sink(&local.given, sink)?;
         let q = local.rows("ContextParallel, q", q, of_q)?;
         let out = local.rows("ContextParallel, out", out, of_out)?;
         let grad_out = local.rows("ContextParallel, grad_out", grad_out, of_out)?;
@@ -137,9 +136,7 @@ impl<T: ContextElement> Core<'_, T> {
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
-            own.prepare(stream, &self.own)?;
+            let _turn = self.begin(stream, &own)?;
             self.begin_back(stream, given_log, &mut begin)?;
             let work = |step: u32| {
                 match step {
@@ -177,9 +174,7 @@ impl<T: ContextElement> Core<'_, T> {
             launches.push(self.bind_launch(stream, launch, rowwise, self.keys_of(&own, None, 0)?, to)?);
         }
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
-            own.prepare(stream, &self.own)?;
+            let _turn = self.begin(stream, &own)?;
             self.gather_keys(stream, own.bytes(), &pass.reads)?;
             self.begin_back(stream, given_log, &mut begin)?;
             gathered.gradients.iter().try_for_each(|gradients| gradients.zero(stream))?;

@@ -1,5 +1,7 @@
 //! The forward pass of a rank: attention to the keys of each rank in turn, or to all at once.
 
+use std::sync::MutexGuard;
+
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::core::{Core, Route, check_captures, elements};
@@ -41,7 +43,7 @@ impl<'a, T: ContextElement> Own<'a, T> {
     }
 
     /// Copies those that have gaps.
-    pub fn prepare(&self, stream: &Stream, own: &[Scratch<T>; 2]) -> Result<()> {
+    fn prepare(&self, stream: &Stream, own: &[Scratch<T>; 2]) -> Result<()> {
         for (from, own) in self.from.iter().zip(own) {
             if let Some(tensor) = from {
                 let rows: Vec<_> = Local::gapless(tensor.layout()).into_iter().map(Rows::turned).collect();
@@ -87,7 +89,7 @@ impl<T: ContextElement> Core<'_, T> {
         let [of_q, of_k, of_v] = local.given.whole_inputs();
         let q = local.rows("ContextParallel, q", q, of_q)?;
         let own = Own::new(self, local.rows("ContextParallel, k", k, of_k)?, local.rows("ContextParallel, v", v, of_v)?)?;
-        self.check_sink(sink)?;
+        check_sink(&local.given, sink)?;
         let Outputs { out, log_sum_exp, max_logit } = outputs;
         let Target::Rounded(out) = out else {
             return Err(Error::Invalid {
@@ -102,18 +104,6 @@ impl<T: ContextElement> Core<'_, T> {
         match self.forward.route {
             Route::Steps => self.bind_steps(stream, q, own, sink, results),
             Route::AtOnce => self.bind_at_once(stream, q, own, sink, results),
-        }
-    }
-
-    pub fn check_sink(&self, sink: Option<DeviceView<'_, f32>>) -> Result<()> {
-        let config = self.config.attention;
-        match (config.sink, sink) {
-            (Sink::Learnable, Some(sink)) => Error::check_length("ContextParallel, sink", config.heads, sink.len()),
-            (Sink::None | Sink::OffByOne, None) => Ok(()),
-            (kind, _) => {
-                let why = format!("the configuration's sink is {kind:?}: scores are given if it is Learnable, and only then");
-                Err(Error::Invalid { what: "ContextParallel, sink", why })
-            }
         }
     }
 
@@ -139,9 +129,7 @@ impl<T: ContextElement> Core<'_, T> {
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
-            own.prepare(stream, &self.own)?;
+            let _turn = self.begin(stream, &own)?;
             // The sink is a score that every row sees, of a value that is zero.
             let begin = match self.config.attention.sink {
                 Sink::None => self.nothing.part(0..1),
@@ -179,9 +167,7 @@ impl<T: ContextElement> Core<'_, T> {
             launches.push(pass.kernel(config).bind(stream, inputs, outputs)?);
         }
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
-            own.prepare(stream, &self.own)?;
+            let _turn = self.begin(stream, &own)?;
             self.gather_keys(stream, own.bytes(), &pass.reads)?;
             // Rows that are in no sequence.
             self.begin_rows(stream, self.nothing.part(0..1), self.log_sum_exp.lend())?;
@@ -209,13 +195,17 @@ impl<T: ContextElement> Core<'_, T> {
         if target.is_empty() { Ok(()) } else { self.fill.launch(stream, FillRowsArgs { values, target, rows }) }
     }
 
-    /// Begins a pass: what carries keys comes after the caller's work so far, also on memory whose uses the runtime does not know.
-    pub fn begin(&self, stream: &Stream) -> Result<()> {
+    /// Begins a pass, which holds the lock to its end: what carries keys comes after the caller's work so far, also on memory whose uses the runtime does not know. Keys with
+    /// gaps are copied.
+    pub fn begin(&self, stream: &Stream, own: &Own<'_, T>) -> Result<MutexGuard<'_, ()>> {
+        let turn = lock(&self.turn);
         check_captures(stream, &self.comm)?;
         let tensors = self.slots.as_flattened().iter().map(|slot| slot.access(true));
         let sums = self.parts.as_flattened().iter().chain(&self.returned).map(|part| part.access(true));
         note(stream, &tensors.chain(sums).collect::<Vec<_>>())?;
-        self.comm.wait(&stream.mark()?)
+        self.comm.wait(&stream.mark()?)?;
+        own.prepare(stream, &self.own)?;
+        Ok(turn)
     }
 
     /// Makes each step's work after its keys are there, while those of the next one are on their way, and then what `after` enqueues: what it waits for on the stream that
@@ -264,6 +254,18 @@ impl<T: ContextElement> Core<'_, T> {
         let (Some(max_logit), Some(messages)) = (&mut results.max_logit, self.messages) else { return Ok(()) };
         messages.largest(stream, self.max_logit.lend())?;
         copy(stream, self.max_logit.view(), max_logit.reborrow())
+    }
+}
+
+/// Scores of sinks are given where they are learnable.
+pub(super) fn check_sink(config: &AttentionConfig, given: Option<DeviceView<'_, f32>>) -> Result<()> {
+    match (config.sink, given) {
+        (Sink::Learnable, Some(sink)) => Error::check_length("ContextParallel, sink", config.heads, sink.len()),
+        (Sink::None | Sink::OffByOne, None) => Ok(()),
+        (kind, _) => {
+            let why = format!("the configuration's sink is {kind:?}: scores are given if it is Learnable, and only then");
+            Err(Error::Invalid { what: "ContextParallel, sink", why })
+        }
     }
 }
 
