@@ -116,6 +116,12 @@ impl Member {
             Rank::new(index as u32, size).unwrap_or(Rank::ZERO)
         })
     }
+
+    /// The other members by their ranks in the world, in the order of the team.
+    pub(crate) fn others_in_world(&self) -> impl Iterator<Item = Rank> + use<'_> {
+        let me = self.world_rank();
+        self.team.members.iter().copied().filter(move |rank| *rank != me)
+    }
 }
 
 impl fmt::Debug for Team {
@@ -146,6 +152,7 @@ mod tests {
         let two = team.member(ranks(world, &[2])[0]).unwrap();
         assert_eq!((two.rank().index(), two.world_rank().index(), team.size().get()), (1, 2, 3));
         assert_eq!(two.others().map(Rank::index).collect::<Vec<_>>(), [2, 0]);
+        assert_eq!(two.others_in_world().map(Rank::index).collect::<Vec<_>>(), [6, 4]);
         assert_eq!(team.world_rank(Rank::new(3, world).unwrap()), None);
     }
 

@@ -58,7 +58,7 @@ impl Agreement {
         let mut compared = lock(&self.compared);
         let Some(messages) = transport.messages else {
             if let (None, Some((arena, member))) = (&*compared, transport.memory) {
-                arena.compare_notes(&name(self.number), self.number, &self.text, member.others())?;
+                arena.compare_notes(&name(self.number), self.number, &self.text, member.others_in_world())?;
                 *compared = Some(Ok(()));
             }
             return Ok(());

@@ -69,7 +69,7 @@ impl Pull {
     pub fn open(&self, stream: &Stream) -> Result<()> {
         let mut is_open = lock(&self.is_open);
         if !*is_open {
-            for other in self.member.others() {
+            for other in self.member.others_in_world() {
                 self.flags.open(stream, DONE, other)?;
             }
             *is_open = true;

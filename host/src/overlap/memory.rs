@@ -143,8 +143,7 @@ impl Inner {
 
     /// The other members' ranks in the world.
     pub fn others(&self) -> impl Iterator<Item = Rank> + use<'_> {
-        let me = self.member.world_rank();
-        self.member.team().members().iter().copied().filter(move |rank| *rank != me)
+        self.member.others_in_world()
     }
 
     /// What a kernel takes that waits for these flags, numbered from the place's first on.
