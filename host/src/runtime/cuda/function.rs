@@ -57,6 +57,10 @@ fn load(info: &KernelInfo, image: &KernelImage) -> Result<FunctionId> {
     // SAFETY: a valid place for the function, a module just loaded, and a name with a terminating zero.
     check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })
         .map_err(|error| file(format!("it has no entry `{}`: {error}", info.name)))?;
+    // The driver brings a kernel to the device when it is first launched, and waits for all work there: which hangs where a stream waits for what comes after that
+    // launch, as those of ranks that share a device do.
+    // SAFETY: a function of a live module.
+    check("cuFuncLoad", unsafe { sys::cuFuncLoad(function) })?;
     if info.shared_bytes > SHARED_WITHOUT_ASKING {
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = info.shared_bytes.cast_signed();
