@@ -123,9 +123,10 @@ where
     GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>: Kernel,
 {
     let values = Values::<T, O>::new(job);
+    // The case has its turn first: a kernel that is loaded while another case's waits makes the driver wait for that one, and its flags for the driver.
+    let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let kernel = text(runtime.load::<GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>>())?;
     text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
-    let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let gathered = || -> Result<Vec<O>> {
         let mut product = Product::new::<DEPTH, S, G>(&rank, job, &values, [M_MAJOR, N_MAJOR])?;
         product.incoming.discard(&rank, job)?;
