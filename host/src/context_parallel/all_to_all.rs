@@ -155,6 +155,17 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         lanes + numbers + arrays + inner
     }
 
+    /// As [`Core::spoil`].
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        let _turn = lock(&self.turn);
+        self.groups.iter().try_for_each(|group| group.spoil(stream))?;
+        self.max_logit.iter().chain(&self.grad_sink).try_for_each(|memory| memory.spoil(stream))?;
+        match &self.inner {
+            Inner::Ring(core) => core.spoil(stream),
+            Inner::Alone(..) => Ok(()),
+        }
+    }
+
     /// Where the sequences of a batch lie, in stream order.
     pub fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>) -> Result<()> {
         let _turn = lock(&self.turn);

@@ -102,7 +102,7 @@ impl<T: ContextElement> Core<'_, T> {
     }
 
     /// This rank's place among the gradients that return to an owner.
-    fn slot(&self, rank: Rank) -> [DeviceViewMut<'_, f32>; 2] {
+    pub fn slot(&self, rank: Rank) -> [DeviceViewMut<'_, f32>; 2] {
         let (at, ranks) = (u64::from(rank.index()), u64::from(self.local.share.world.get()));
         self.returned.each_ref().map(|slots| {
             let len = slots.len() / ranks;

@@ -128,6 +128,12 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
         Ok(())
     }
 
+    /// Fills all memory that no pass may read before it has written it with NaN, in stream order: for tests.
+    #[doc(hidden)]
+    pub fn spoil_memory(&self, stream: &Stream) -> Result<()> {
+        self.engines.iter().try_for_each(|engine| engine.spoil(stream))
+    }
+
     /// A pass that fails before anything is enqueued where sequences were not given.
     fn with_batch<'a>(&'a self, mut pass: Bound<'a>) -> Bound<'a> {
         Bound::new(move |stream| {

@@ -10,7 +10,7 @@ use super::element::{ContextElement, Sum};
 use super::gathered::Gathered;
 use super::launches::{Launch, Program};
 use super::local::Local;
-use super::memory::{Scratch, copy};
+use super::memory::{Scratch, copy, spoil};
 use super::messages::Messages;
 use super::mover::{Mover, Reads, is};
 use super::plan::Direction;
@@ -240,6 +240,20 @@ impl<'t, T: ContextElement> Core<'t, T> {
         };
         let others = self.sink.as_ref().map_or(0, SinkMemory::bytes) + self.gathered.as_ref().map_or(0, Gathered::bytes);
         numbers.map(Scratch::bytes).sum::<u64>() + tensors.map(Scratch::bytes).sum::<u64>() + arrays + of_pull + others
+    }
+
+    /// Fills what no pass may read before it has written it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        let _turn = lock(&self.turn);
+        let Self { running, gradient, log_sum_exp, deltas, max_logit, own, slots, parts, staged, gathered, sink, local, .. } = self;
+        let numbers = [running, gradient, log_sum_exp, deltas, max_logit].into_iter().chain(parts.as_flattened());
+        let of_sink = sink.iter().flat_map(|sink| [&sink.scores, &sink.gradient, &sink.all]);
+        numbers.chain(of_sink).try_for_each(|memory| memory.spoil(stream))?;
+        own.iter().chain(slots.as_flattened()).chain([staged]).try_for_each(|memory| memory.spoil(stream))?;
+        gathered.iter().try_for_each(|gathered| gathered.spoil(stream))?;
+        // Those of ranks that do not read keys of this one stay zero.
+        let readers = local.share.world.ranks().filter(|reader| is(&self.backward.reads, *reader, local.share.rank));
+        readers.flat_map(|reader| self.slot(reader)).try_for_each(|slot| spoil(stream, slot))
     }
 
     /// Where the sequences of a batch lie, in stream order.

@@ -11,7 +11,18 @@ use crate::sum_parts::SumParts;
 #[doc(hidden)]
 pub type Sum<In, Out> = Box<dyn Fn(&Stream, DeviceView<'_, In>, u32, u64, DeviceViewMut<'_, Out>) -> Result<()> + Send + Sync>;
 
-/// An element of queries, keys and values: `bf16` or `f16`.
+/// An element of queries, keys and values: `bf16` or `f16`. Others are refused where the operation is named:
+///
+/// ```compile_fail,E0277
+/// use oxtile::context_parallel::ContextParallel;
+/// use oxtile::num::e4m3;
+///
+/// fn of_fp8(_: &ContextParallel<'_, e4m3>) {}
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "context parallelism is of `bf16` and `f16`, not of `{Self}`",
+    note = "dequantize FP8 tensors first: oxtile::quantize has the casts back"
+)]
 pub trait ContextElement: BackwardElement {
     /// Loads the kernel that adds up what ranks computed.
     #[doc(hidden)]

@@ -89,6 +89,14 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         }
     }
 
+    /// Fills what no pass may read before it has written it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Core(core) => core.spoil(stream),
+            Self::AllToAll(all_to_all) => all_to_all.spoil(stream),
+        }
+    }
+
     /// The streams that carry keys or heads.
     pub fn streams(&self) -> Vec<&Stream> {
         let traded = match self {

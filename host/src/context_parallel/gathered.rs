@@ -56,6 +56,12 @@ impl<T: Pod> Gathered<T> {
             + self.offsets.as_ref().map_or(0, Scratch::bytes)
     }
 
+    /// Fills it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        self.by_rank.iter().chain(&self.natural).try_for_each(|memory| memory.spoil(stream))?;
+        self.gradients.iter().chain(&self.parts).try_for_each(|memory| memory.spoil(stream))
+    }
+
     /// Gradients of the keys and values of a rank.
     pub fn of_rank(&self, rank: Rank, local: &Local) -> [DeviceView<'_, f32>; 2] {
         let (at, ranks) = (u64::from(rank.index()), u64::from(local.share.world.get()));

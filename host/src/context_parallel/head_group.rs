@@ -77,6 +77,12 @@ impl<T: ContextElement> Group<T> {
         [&self.q, &self.k, &self.v, &self.out, &self.grad_out]
     }
 
+    /// Fills it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        self.backward().into_iter().chain(&self.grads).try_for_each(|lane| lane.spoil(stream))?;
+        self.log_sum_exp.spoil(stream)
+    }
+
     pub fn bytes(&self) -> u64 {
         self.backward().into_iter().chain(&self.grads).map(Lane::bytes).sum::<u64>() + self.log_sum_exp.bytes()
     }

@@ -103,6 +103,11 @@ impl<T: Pod> Lane<T> {
         [&self.sent, &self.received, &self.natural, &self.summed].into_iter().map(Scratch::bytes).sum()
     }
 
+    /// Fills it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        [&self.sent, &self.received, &self.natural, &self.summed].into_iter().try_for_each(|memory| memory.spoil(stream))
+    }
+
     fn block(&self, rank: Rank) -> std::ops::Range<u64> {
         let (at, len) = (u64::from(rank.index()), self.sent.len() / self.trade.ranks());
         at * len..(at + 1) * len

@@ -72,15 +72,31 @@ impl<T: Pod> Scratch<T> {
     pub fn zero(&self, stream: &Stream) -> Result<()> {
         zero(stream, self.lend())
     }
+
+    /// Fills it with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        spoil(stream, self.lend())
+    }
 }
 
 /// Fills a view with zero bytes, in stream order.
 #[track_caller]
 pub(super) fn zero<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
-    let (target, caller) = (view.access("zeros"), Location::caller());
+    fill(stream, view, 0)
+}
+
+/// Fills a view with NaN, in stream order: of every type of 16 and 32 bits that is all ones.
+#[track_caller]
+pub(super) fn spoil<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
+    fill(stream, view, u8::MAX)
+}
+
+#[track_caller]
+fn fill<T>(stream: &Stream, view: DeviceViewMut<'_, T>, byte: u8) -> Result<()> {
+    let (target, caller) = (view.access("filled"), Location::caller());
     let fill = |id| match target.bytes {
         0 => Ok(()),
-        bytes => stream.0.runtime.backend.fill(id, target.address, 0, bytes, caller),
+        bytes => stream.0.runtime.backend.fill(id, target.address, byte, bytes, caller),
     };
     enqueue(stream, "fill", &[target], fill)
 }
