@@ -104,6 +104,10 @@ fn other_schedules() {
     for (ranks, config) in [(2, options[0]), (3, options[2])] {
         Case::new(ranks, AttentionConfig { max_logit: true, ..config }).by(Schedule::Gather).run().unwrap();
     }
+    // Groups of four, and four groups.
+    for inner in [4, 2].map(|inner| WorldSize::new(inner).unwrap()) {
+        Case::new(8, config).by(Schedule::Hierarchical { inner }).run().unwrap();
+    }
     let empty = [
         AttentionConfig { queries: 0, keys: 0, ..config },
         AttentionConfig { batches: 0, ..config },

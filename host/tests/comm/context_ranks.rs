@@ -6,7 +6,7 @@ use oxtile::num::bf16;
 use oxtile::symmetric::Arena;
 use oxtile::{EmulatedOptions, Result};
 
-use crate::context_case::{Case, Tensors};
+use crate::context_case::{Case, Element, Tensors};
 use crate::support::World;
 use crate::whole_attention::{Results, Whole};
 
@@ -40,14 +40,21 @@ impl Case {
 
     /// What every rank finds by an eager call of each pass.
     pub fn results_of(&self, whole: &Whole) -> Result<Vec<Results>> {
+        self.results_in::<bf16>(whole)
+    }
+
+    /// The same of tensors of other elements.
+    pub fn results_in<T: Element>(&self, whole: &Whole) -> Result<Vec<Results>> {
         let ranks = Ranks::new(self)?;
-        let operations = ranks.operations()?;
-        let mut tensors = ranks.tensors(whole)?;
+        let operations = ranks.operations::<T>()?;
+        let mut tensors = ranks.tensors::<T>(whole)?;
         for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
             tensors.set_sequences(self, operation, stream)?;
+            self.spoil(operation, stream)?;
             tensors.forward(self, operation, stream)?.run(stream)?;
         }
         for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+            self.spoil(operation, stream)?;
             tensors.backward(self, operation, stream)?.run(stream)?;
         }
         let found = tensors.iter().zip(&ranks.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
@@ -87,12 +94,12 @@ impl Ranks {
         }
     }
 
-    pub fn operations(&self) -> Result<Vec<ContextParallel<'_, bf16>>> {
+    pub fn operations<T: Element>(&self) -> Result<Vec<ContextParallel<'_, T>>> {
         let make = |(at, stream)| ContextParallel::new(stream, self.transport(at), self.case.config);
         self.world.streams.iter().enumerate().map(make).collect()
     }
 
-    pub fn tensors(&self, whole: &Whole) -> Result<Vec<Tensors>> {
+    pub fn tensors<T: Element>(&self, whole: &Whole) -> Result<Vec<Tensors<T>>> {
         self.world.size().ranks().zip(&self.world.streams).map(|(rank, stream)| Tensors::new(&self.case, whole, rank, stream)).collect()
     }
 

@@ -1,9 +1,9 @@
 //! Context parallelism on tensors as programs have them: parts of larger ones, used on several streams, by several teams.
 
 use half::bf16 as Half;
-use oxtile::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Outputs};
+use oxtile::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Outputs, Sink};
 use oxtile::comm::{Rank, Team, WorldSize};
-use oxtile::context_parallel::{ContextParallel, Partition, Schedule, Transport};
+use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
 use oxtile::num::{bf16, f16};
 use oxtile::runtime::Mode;
 use oxtile::tensor::{Heads, HeadsMut};
@@ -55,7 +55,7 @@ fn tensors_may_be_heads_of_others() {
         let whole = case.whole();
         let expected = case.results_of(&whole).unwrap();
         let ranks = Ranks::new(&case).unwrap();
-        let operations = ranks.operations().unwrap();
+        let operations = ranks.operations::<bf16>().unwrap();
         let mut tensors = ranks.tensors(&whole).unwrap();
         let rows = (options.batches * options.queries / 2) as usize;
         let upload = |(tensors, stream): (&Tensors, &Stream)| {
@@ -112,7 +112,7 @@ fn passes_may_be_on_different_streams() {
         for seed in 1..3 {
             let case = Case { mode: Mode::Check, seed, ..Case::new(2, SMALL).by(schedule) };
             let ranks = Ranks::new(&case).unwrap();
-            let operations = ranks.operations().unwrap();
+            let operations = ranks.operations::<bf16>().unwrap();
             let mut tensors = ranks.tensors(&case.whole()).unwrap();
             let others: Vec<_> = ranks.world.ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
             for _ in 0..2 {
@@ -136,24 +136,35 @@ fn passes_may_be_on_different_streams() {
 /// Two teams of one world, each with a sequence of its own.
 #[test]
 fn teams_work_side_by_side() {
-    let (all, two) = (Case::new(4, SMALL), WorldSize::new(2).unwrap());
+    for schedule in [Schedule::Ring, Schedule::Pull] {
+        side_by_side(schedule);
+    }
+}
+
+fn side_by_side(schedule: Schedule) {
+    let (all, two) = (Case::new(4, SMALL).by(schedule), WorldSize::new(2).unwrap());
     let ranks = Ranks::new(&all).unwrap();
-    let case = |team: u64| Case { seed: 1 + team, ..Case::new(2, SMALL) };
+    let case = |team: usize| Case { seed: 1 + team as u64, ..Case::new(2, SMALL).by(schedule) };
     let wholes = [0, 1].map(|team| case(team).whole());
     let size = ranks.world.size();
     // The even ranks, and the odd ones.
-    let team = |at: u32| Team::strided(size, Rank::new(at % 2, size).unwrap(), 2, two).unwrap();
-    let communicators: Vec<_> = ranks.world.ranks.iter().zip(0..).map(|(rank, at)| rank.team(&team(at)).unwrap().unwrap()).collect();
-    let make = |(communicator, stream)| ContextParallel::<bf16>::new(stream, Transport::collective(communicator), case(0).config).unwrap();
-    let operations: Vec<_> = communicators.iter().zip(&ranks.world.streams).map(make).collect();
-    let mut tensors: Vec<_> = (0..4_usize)
-        .map(|at| {
-            Tensors::new(&case(at as u64 % 2), &wholes[at % 2], Rank::new(at as u32 / 2, two).unwrap(), &ranks.world.streams[at]).unwrap()
-        })
-        .collect();
+    let team = |at: usize| Team::strided(size, Rank::new(at as u32 % 2, size).unwrap(), 2, two).unwrap();
+    let members: Vec<_> = size.ranks().enumerate().map(|(at, rank)| team(at).member(rank).unwrap()).collect();
+    let communicators: Vec<_> = ranks.world.ranks.iter().enumerate().map(|(at, rank)| rank.team(&team(at)).unwrap().unwrap()).collect();
+    let make = |(at, stream)| {
+        let transport = match ranks.arenas.get(at) {
+            Some(arena) => Transport::symmetric(arena, &members[at]),
+            None => Transport::collective(&communicators[at]),
+        };
+        ContextParallel::<bf16>::new(stream, transport, case(0).config).unwrap()
+    };
+    let operations: Vec<_> = ranks.world.streams.iter().enumerate().map(make).collect();
+    let place = |at: usize| Rank::new(at as u32 / 2, two).unwrap();
+    let tensors = |(at, stream)| Tensors::new(&case(at % 2), &wholes[at % 2], place(at), stream).unwrap();
+    let mut tensors: Vec<Tensors> = ranks.world.streams.iter().enumerate().map(tensors).collect();
     for forward in [true, false] {
         for (at, stream) in ranks.world.streams.iter().enumerate() {
-            let (case, operation) = (case(at as u64 % 2), &operations[at]);
+            let (case, operation) = (case(at % 2), &operations[at]);
             let mut pass =
                 if forward { tensors[at].forward(&case, operation, stream) } else { tensors[at].backward(&case, operation, stream) }
                     .unwrap();
@@ -162,38 +173,24 @@ fn teams_work_side_by_side() {
     }
     for (at, stream) in ranks.world.streams.iter().enumerate() {
         let found = tensors[at].results(stream).unwrap();
-        case(at as u64 % 2).compare(Rank::new(at as u32 / 2, two).unwrap(), &found, &wholes[at % 2].solve());
+        case(at % 2).compare(place(at), &found, &wholes[at % 2].solve());
     }
+    drop(operations);
+    ranks.close().unwrap();
 }
 
-/// Elements of another type: rounded results of `f16` are as near as its precision.
+/// Elements of another type: rounded results, and gradients, of `f16` are as near as its precision.
 #[test]
 fn elements_may_be_f16() {
-    let case = Case::new(2, AttentionConfig { mask: oxtile::attention::Mask::Full, ..SMALL });
-    let (ranks, whole) = (Ranks::new(&case).unwrap(), case.whole());
-    let expected = whole.solve();
-    for schedule in [Schedule::Ring, Schedule::AllToAll] {
-        let make = |(at, stream)| ContextParallel::<f16>::new(stream, ranks.transport(at), case.config.by(schedule)).unwrap();
-        let operations: Vec<_> = ranks.world.streams.iter().enumerate().map(make).collect();
-        let mut outs = Vec::new();
-        for ((operation, stream), rank) in operations.iter().zip(&ranks.world.streams).zip(case.world().ranks()) {
-            let shape = [12, 2, 8];
-            let upload = |values: &[f64]| {
-                let part: Vec<_> = case.part(rank, values, shape).into_iter().map(half::f16::from_f64).collect();
-                Buffer::<f16>::from_slice(stream, &part).unwrap()
-            };
-            let (q, k, v) = (upload(&whole.q), upload(&whole.k), upload(&whole.v));
-            let (mut out, mut log) = (Buffer::<f16>::zeros(stream, q.len()).unwrap(), Buffer::<f32>::zeros(stream, 12).unwrap());
-            let inputs = Inputs::new(q.view(), k.view(), v.view());
-            operation.bind_forward(stream, inputs, Outputs::new(out.view_mut(), log.view_mut())).unwrap().run(stream).unwrap();
-            outs.push((out, stream, case.part(rank, &expected.out, shape)));
-        }
-        for (out, stream, expected) in outs {
-            let found: Vec<_> = out.to_vec_as::<half::f16>(stream).unwrap().into_iter().map(|x| x.to_f64()).collect();
-            let error: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
-            let norm: f64 = expected.iter().map(|b| b * b).sum();
-            assert!((error / norm).sqrt() <= 2e-3, "{schedule}: {}", (error / norm).sqrt());
+    let config = AttentionConfig { sink: Sink::OffByOne, heads: 4, ..SMALL };
+    let inner = WorldSize::new(2).unwrap();
+    let grid = Case::new(4, AttentionConfig { queries: 16, keys: 16, ..config }).by(Schedule::Hierarchical { inner });
+    let cases = [Schedule::Ring, Schedule::Pull, Schedule::Gather, Schedule::AllToAll].map(|schedule| Case::new(2, config).by(schedule));
+    for case in cases.into_iter().chain([grid]) {
+        let whole = case.whole();
+        let expected = whole.solve();
+        for (rank, found) in case.world().ranks().zip(case.results_in::<f16>(&whole).unwrap()) {
+            case.compare_within(rank, &found, &expected, 2e-3);
         }
     }
-    assert_eq!((case.config.attention.layout, case.config.partition), (Layout::Bshd, Partition::Zigzag));
 }
