@@ -13,6 +13,7 @@ use oxtile::symmetric::{
 };
 use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 
+use crate::context::{self, By};
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
 use crate::{all_gpus, chunks, contiguous, deaths, gathered, gpus, hosts, ranks, teams};
@@ -33,7 +34,7 @@ const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 21] = [
+const CASES: [(&str, u32, (&str, &str)); 26] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -50,6 +51,11 @@ const CASES: [(&str, u32, (&str, &str)); 21] = [
     ("gathered", 1, QUEUES),
     ("gathered", 2, QUEUES),
     ("gathered", 4, QUEUES),
+    ("context-threads-2", 1, QUEUES),
+    ("context", 2, QUEUES),
+    ("context", 4, QUEUES),
+    ("context-by-messages", 2, QUEUES),
+    ("context-by-messages", 4, QUEUES),
     ("gathered-soak", 2, QUEUES),
     ("gathered-soak", 4, QUEUES),
     ("soak-threads-2", 1, QUEUES),
@@ -101,6 +107,9 @@ pub fn child(case: &str) -> ExitCode {
         "teams" => process(&teams::rank),
         "soak-threads-2" => threads(2, &soak),
         "soak" => process(&soak),
+        "context-threads-2" => threads(2, &|rank| context::program(rank, options(), By::Memory)),
+        "context" => process(&|rank| context::program(rank, options(), By::Memory)),
+        "context-by-messages" => process(&|rank| context::program(rank, options(), By::Messages)),
         "gathered" => process(&|rank| gathered::program(rank, options())),
         "gathered-soak" => process(&|rank| gathered::soak(rank, options(), length).map(|soaked| println!("{soaked}"))),
         "hosts" => hosts::rank(),

@@ -7,12 +7,16 @@
 //! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
 //! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
 //! | `gpu`, `contiguous`, `chunks`, `exchange`, `gathered`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, gathered products, a long run |
+//! | `context`, `mail` | attention over a sequence that is spread over ranks, and messages between ranks that share a GPU |
 //! | `nccl`, `nvshmem` | memory of these libraries |
 //! | `emulated` | memory of a virtual cluster |
 
 mod board;
 mod chunks;
 mod connect;
+mod context;
+#[path = "../comm/context_case.rs"]
+mod context_case;
 mod contiguous;
 mod deaths;
 mod emulated;
@@ -21,6 +25,7 @@ mod faults;
 mod gathered;
 mod gpu;
 mod hosts;
+mod mail;
 mod nccl;
 mod nvshmem;
 mod program;
@@ -32,6 +37,8 @@ mod threads;
 #[path = "../comm/values.rs"]
 mod values;
 mod watch;
+#[path = "../comm/whole_attention.rs"]
+mod whole_attention;
 
 use std::process::ExitCode;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

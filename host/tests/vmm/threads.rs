@@ -13,6 +13,7 @@ use oxtile::symmetric::vmm::{Driver, FlatOptions, Memfd};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, ChunkedGather, GatherMemory, PullGather, Step, SymmetricError};
 use oxtile::{Error, Result, Runtime};
 
+use crate::context::{self, By};
 use crate::program::{DEADLINE, Fault, Faulty, device, options, refused, resources, resources_after, write_and_read};
 use crate::thread_deaths::{self, in_a_process};
 use crate::{gpu, soak, trial};
@@ -34,6 +35,9 @@ pub fn trials() -> Vec<Trial> {
     trials.push(trial("threads::back_ends_by_name", back_ends_by_name));
     for world in [1, 2, 3] {
         trials.push(trial(format!("threads::program_of_gpus_on_virtual_ones::{world}"), move || program_of_gpus(world)));
+    }
+    for (name, world, by) in [("context", 2, By::Memory), ("context", 3, By::Memory), ("context_by_messages", 2, By::Messages)] {
+        trials.push(trial(format!("threads::{name}_on_virtual_gpus::{world}"), move || context_on_virtual_gpus(world, by)));
     }
     for world in [2, 3] {
         trials.push(trial(format!("threads::soak_on_virtual_gpus::{world}"), move || soak::on_virtual_gpus(world)));
@@ -219,10 +223,19 @@ fn arenas_of_host_ranks() {
 }
 
 fn program_of_gpus(world: u32) {
-    let runtime = Runtime::emulated(world).unwrap();
-    let devices: Vec<_> = (0..world).map(|index| runtime.device(index).unwrap()).collect();
+    on_virtual_gpus(Runtime::emulated(world).unwrap(), gpu::program);
+}
+
+fn context_on_virtual_gpus(world: u32, by: By) {
+    on_virtual_gpus(Runtime::emulated_fast(world).unwrap(), |rank, options| context::program(rank, options, by));
+}
+
+/// A program of GPUs, by a thread a rank.
+fn on_virtual_gpus(runtime: Runtime, program: impl Fn(HostRank, ArenaOptions) -> Result<()> + Sync) {
+    let devices: Vec<_> = (0..runtime.device_count()).map(|index| runtime.device(index).unwrap()).collect();
+    let program = &program;
     thread::scope(|scope| {
-        let rank = |rank| scope.spawn(|| gpu::program(rank, ArenaOptions { backend: BackendName::Emulated, ..gpu::options() }));
+        let rank = |rank| scope.spawn(move || program(rank, ArenaOptions { backend: BackendName::Emulated, ..gpu::options() }));
         let threads: Vec<_> = HostRank::threads(&devices).unwrap().into_iter().map(rank).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
