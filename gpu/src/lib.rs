@@ -8,7 +8,7 @@
 //! | `interleave` | scales in the order of block-scaled products, and back |
 //! | `group` | groups of matrices (experts) that one launch works on |
 //! | `shards` | gathered shards of a transposed tensor joined |
-//! | `sum_parts` | parts of ranks, summed in the order of the ranks and rounded |
+//! | `sum_parts` | parts of ranks, summed in the order of the ranks, and rounded or added to a gradient |
 //! | `activation`, `column_sums` | activations with their derivatives; bias gradients |
 //! | `rms_norm`, `rotary`, `cross_entropy`, `embedding` | RMS norm; rotary embedding; softmax cross entropy with its gradient; embedding: forward and backward |
 //! | `adamw` | a step of AdamW |
@@ -142,6 +142,7 @@ pub const KERNELS: &[KernelFamily] = &[
     rotary::ROTARY,
     shards::JOIN_SHARDS,
     shards::JOIN_SHARDS_GROUPED,
+    sum_parts::ADD_PARTS,
     sum_parts::SUM_PARTS,
     thd::STEP_SEQUENCES,
     thd::REORDER,

@@ -1,7 +1,7 @@
-//! The sum of equal parts, one of each rank, always in the order of the ranks, rounded once.
+//! The sum of equal parts, one of each rank, always in the order of the ranks: rounded once, or scaled and added to a target.
 //!
-//! Floor: the bytes of all parts are read once, those of the sum are written once. A thread has eight elements. The loads of four parts are in flight
-//! together.
+//! Floor: the bytes of all parts are read once, those of the sum are written once; a target that is added to is read too. A thread has eight elements.
+//! The loads of four parts are in flight together.
 
 #![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
 
@@ -67,19 +67,49 @@ summed_halves!(bf16 f16);
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(In = [f32, bf16, f16], Out = [f32, bf16, f16])]
 pub fn sum_parts<In: Summed, Out: Summed>(parts: Global<In>, sum: GlobalMut<Out>, count: u32, stride: u64) {
+    let eight = |at, sums| Out::store_eight(&sum, at, sums);
+    let one = |at, total| sum.store(at, Out::from_f32(total));
+    sum_elements(&parts, count, stride, [sum.start(), sum.len()], eight, one);
+}
+
+/// `target[i] += scale * sum[i]`, where `sum[i]` is the sum of `parts[p * stride + i]` over the `count` parts, in `f32` and in the order of `p`. The product and the
+/// addition are rounded to nearest even, each by itself. The sum of no parts is 0.
+///
+/// Elements are read and written as by [`sum_parts`].
+#[kernel(threads = THREADS, grid = add_grid)]
+#[instances(In = [f32, bf16])]
+pub fn add_parts<In: Summed>(parts: Global<In>, target: GlobalMut<f32>, count: u32, stride: u64, scale: f32) {
+    let eight = |at, sums: [f32; ELEMENTS]| {
+        let old = <f32 as Summed>::unpack(|i| target.load_vector(at + i));
+        f32::store_eight(&target, at, core::array::from_fn(|i| old[i] + scale * sums[i]));
+    };
+    let one = |at, total: f32| target.store(at, target.load(at) + scale * total);
+    sum_elements(&parts, count, stride, [target.start(), target.len()], eight, one);
+}
+
+/// Gives the sums of a thread's elements of a target at an address and of a length: eight that begin at a multiple of 16 bytes, or one at a time.
+#[inline(always)]
+fn sum_elements<In: Summed>(
+    parts: &Global<In>,
+    count: u32,
+    stride: u64,
+    [start, len]: [u64; 2],
+    eight: impl Fn(u64, [f32; ELEMENTS]),
+    one: impl Fn(u64, f32),
+) {
     let tile = u64::from(block::index()[0]) * u64::from(TILE);
     let first = tile + u64::from(thread::index() * ELEMENTS as u32);
     // All parts begin at multiples of 16 bytes if the first one does and the distance of two is one.
-    let is_aligned = (parts.start() | sum.start() | stride.wrapping_mul(size_of::<In>() as u64)).is_multiple_of(16);
-    if is_aligned && first + ELEMENTS as u64 <= sum.len() {
-        Out::store_eight(&sum, first, add(count, |part| In::load_eight(&parts, u64::from(part) * stride + first)));
+    let is_aligned = (parts.start() | start | stride.wrapping_mul(size_of::<In>() as u64)).is_multiple_of(16);
+    if is_aligned && first + ELEMENTS as u64 <= len {
+        eight(first, add(count, |part| In::load_eight(parts, u64::from(part) * stride + first)));
     } else {
         // The elements of a thread follow one another at the end of aligned parts, and those of the block's threads otherwise.
         let (mut at, step) = if is_aligned { (first, 1) } else { (tile + u64::from(thread::index()), u64::from(THREADS)) };
-        let end = sum.len().min(at + ELEMENTS as u64 * step);
+        let end = len.min(at + ELEMENTS as u64 * step);
         while at < end {
             let [total] = add(count, |part| [parts.load(u64::from(part) * stride + at).to_f32()]);
-            sum.store(at, Out::from_f32(total));
+            one(at, total);
             at += step;
         }
     }
@@ -103,13 +133,23 @@ fn add<const N: usize>(count: u32, load: impl Fn(u32) -> [f32; N]) -> [f32; N] {
 }
 
 fn grid<In: Summed, Out: Summed>(args: &SumPartsArgs<'_, In, Out>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let elements = args.sum.len();
-    LaunchError::check_limit("count", args.count.into(), i32::MAX as u64)?;
-    if let Some(others) = args.count.checked_sub(1) {
+    check(args.parts.len(), args.count, args.stride, args.sum.len())?;
+    Grid::cover("sum", args.sum.len(), TILE)
+}
+
+fn add_grid<In: Summed>(args: &AddPartsArgs<'_, In>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    check(args.parts.len(), args.count, args.stride, args.target.len())?;
+    Grid::cover("target", args.target.len(), TILE)
+}
+
+/// `count` parts of so many elements do not overlap, and lie inside.
+fn check(parts: u64, count: u32, stride: u64, elements: u64) -> Result<(), LaunchError> {
+    LaunchError::check_limit("count", count.into(), i32::MAX as u64)?;
+    if let Some(others) = count.checked_sub(1) {
         if others > 0 {
-            LaunchError::check_at_least("stride", elements, args.stride)?;
+            LaunchError::check_at_least("stride", elements, stride)?;
         }
-        LaunchError::check_at_least("parts", u64::from(others).saturating_mul(args.stride).saturating_add(elements), args.parts.len())?;
+        LaunchError::check_at_least("parts", u64::from(others).saturating_mul(stride).saturating_add(elements), parts)?;
     }
-    Grid::cover("sum", elements, TILE)
+    Ok(())
 }

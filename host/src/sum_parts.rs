@@ -19,10 +19,10 @@
 
 use std::fmt;
 
-use oxtile_kernels::sum_parts::{self as kernels, SumPartsArgs, Summed};
+use oxtile_kernels::sum_parts::{self as kernels, AddPartsArgs, SumPartsArgs, Summed};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 
-use crate::runtime::{Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Loaded, Result, Runtime, Stream};
 
 /// Adds parts of `In`, which is `f32` or `bf16`, to a sum of `Out`, which is `f32`, `bf16` or `f16`.
 ///
@@ -74,4 +74,80 @@ where
     kernels::SumParts<In, Out>: Kernel,
 {
     type Kernel = kernels::SumParts<In, Out>;
+}
+
+/// Adds parts of `In`, which is `f32` or `bf16`, scales their sum and adds it to a target: the gradients that all ranks found, to those that their owner keeps.
+///
+/// ```
+/// use oxtile::sum_parts::AddParts;
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
+/// let stream = runtime.device(0)?.stream()?;
+/// let parts = Buffer::from_slice(&stream, &[1.0_f32, 2.0, 3.0, 5.0])?;
+/// let mut gradient = Buffer::from_slice(&stream, &[0.5_f32, 0.25])?;
+///
+/// // The mean of two parts of 2 elements.
+/// AddParts::new(&runtime)?.run(&stream, parts.view(), 2, 2, 0.5, gradient.view_mut())?;
+/// assert_eq!(gradient.to_vec(&stream)?, [2.5, 3.75]);
+/// # Ok(()) }
+/// ```
+///
+/// Memory-bound where all parts and the target begin at multiples of 16 bytes, slower otherwise. A run allocates nothing and may be captured.
+pub struct AddParts<In: Addend>(Loaded<In::Kernel>);
+
+impl<In: Addend> AddParts<In> {
+    /// Loads the kernel.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self(runtime.load()?))
+    }
+
+    /// Loads it on a device, which the first run there does else.
+    ///
+    /// # Errors
+    /// As [`Loaded::prepare`].
+    pub fn prepare(&self, device: &Device) -> Result<()> {
+        self.0.prepare(device)
+    }
+
+    /// Enqueues `target[i] += scale * (parts[i] + parts[stride + i] + ...)`, over `count` parts, added in this order in `f32`. The product and the last addition are
+    /// rounded to nearest even, each by itself. The sum of no parts is 0.
+    ///
+    /// # Errors
+    /// As [`SumParts::run`].
+    pub fn run(
+        &self,
+        stream: &Stream,
+        parts: DeviceView<'_, In>,
+        count: u32,
+        stride: u64,
+        scale: f32,
+        target: DeviceViewMut<'_, f32>,
+    ) -> Result<()> {
+        self.0.launch(stream, AddPartsArgs { parts, target, count, stride, scale })
+    }
+}
+
+impl<In: Addend> fmt::Debug for AddParts<In> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddParts").finish_non_exhaustive()
+    }
+}
+
+/// An element of parts whose sum is added to a target: `f32` or `bf16`.
+pub trait Addend: Summed {
+    /// The kernel.
+    #[doc(hidden)]
+    type Kernel: Kernel + for<'a> Signature<Args<'a> = AddPartsArgs<'a, Self>>;
+}
+
+impl<In: Summed> Addend for In
+where
+    kernels::AddParts<In>: Kernel,
+{
+    type Kernel = kernels::AddParts<In>;
 }

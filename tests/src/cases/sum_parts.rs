@@ -1,9 +1,9 @@
-//! Sums of parts, bit for bit: one addition in `f32` after another, rounded once.
+//! Sums of parts, bit for bit: one addition in `f32` after another, rounded once, or scaled and added to a target.
 
-use oxtile::Runtime;
+use oxtile::{Buffer, Runtime, Stream};
 use oxtile_kernels::sum_parts::*;
 use oxtile_tests::inputs::Scenario;
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::num::{bf16, f16};
 
 use super::element::{TestElement, comparable_bits, rounded_bits};
@@ -35,9 +35,13 @@ pub fn cases() -> Vec<Case> {
         all::<bf16, f16>(),
         all::<f16, f32>(),
         all::<f16, f16>(),
+        all_added::<f32>(),
+        all_added::<bf16>(),
         vec![
             Case::new("sum_parts::f32::bf16::8x1000007", Size::Large, |runtime| run::<f32, bf16>(runtime, problem(8, 1_000_007))),
             Case::new("sum_parts::refused", Size::Small, refused),
+            Case::new("add_parts::bf16::8x1000007", Size::Large, |runtime| run_added::<bf16>(runtime, problem(8, 1_000_007), 0.125)),
+            Case::new("add_parts::refused", Size::Small, refused_target),
         ],
     ]
     .into_iter()
@@ -53,48 +57,113 @@ where
         let name = format!("sum_parts::{}::{}::{what}", In::DTYPE.name(), Out::DTYPE.name());
         Case::new(name, Size::Small, move |runtime| run::<In, Out>(runtime, problem))
     };
-    vec![
-        case("none", problem(0, 19)),
-        case("one", problem(1, 4104)),
-        case("one_of_negative_zeros", Problem { scenario: Scenario::NegativeZeros, ..problem(1, 16) }),
-        case("negative_zeros", Problem { scenario: Scenario::NegativeZeros, ..problem(3, 16) }),
-        case("4x2048", problem(4, 2048)),
-        case("5x2059", Problem { gap: 5, ..problem(5, 2059) }),
-        case("odd_stride", Problem { gap: 1, ..problem(3, 2056) }),
-        case("parts_off_boundary", Problem { starts: [1, 0], ..problem(2, 2080) }),
-        case("sum_off_boundary", Problem { starts: [0, 1], ..problem(9, 100) }),
-        case("empty", problem(3, 0)),
-        case("exponents", Problem { scenario: Scenario::Exponents, ..problem(6, 515) }),
-        case("infinities", Problem { scenario: Scenario::Infinities, ..problem(4, 264) }),
-        case("nans", Problem { scenario: Scenario::Nans, ..problem(2, 80) }),
+    problems().map(|(what, problem)| case(what, problem)).collect()
+}
+
+fn all_added<In: TestElement + Summed>() -> Vec<Case>
+where
+    AddParts<In>: Kernel,
+{
+    // One that is exact, one that rounds, one that overflows, and 0.
+    let scales = [0.25, 1.0 / 3.0, f32::MAX, 0.0].into_iter().cycle();
+    let case = |((what, problem), scale)| {
+        let name = format!("add_parts::{}::{what}", In::DTYPE.name());
+        Case::new(name, Size::Small, move |runtime| run_added::<In>(runtime, problem, scale))
+    };
+    problems().zip(scales).map(case).collect()
+}
+
+fn problems() -> impl Iterator<Item = (&'static str, Problem)> {
+    [
+        ("none", problem(0, 19)),
+        ("one", problem(1, 4104)),
+        ("one_of_negative_zeros", Problem { scenario: Scenario::NegativeZeros, ..problem(1, 16) }),
+        ("negative_zeros", Problem { scenario: Scenario::NegativeZeros, ..problem(3, 16) }),
+        ("4x2048", problem(4, 2048)),
+        ("5x2059", Problem { gap: 5, ..problem(5, 2059) }),
+        ("odd_stride", Problem { gap: 1, ..problem(3, 2056) }),
+        ("parts_off_boundary", Problem { starts: [1, 0], ..problem(2, 2080) }),
+        ("sum_off_boundary", Problem { starts: [0, 1], ..problem(9, 100) }),
+        ("empty", problem(3, 0)),
+        ("exponents", Problem { scenario: Scenario::Exponents, ..problem(6, 515) }),
+        ("infinities", Problem { scenario: Scenario::Infinities, ..problem(4, 264) }),
+        ("nans", Problem { scenario: Scenario::Nans, ..problem(2, 80) }),
     ]
+    .into_iter()
 }
 
 fn run<In: TestElement + Summed, Out: TestElement + Summed>(runtime: &Runtime, problem: Problem) -> Outcome
 where
     SumParts<In, Out>: Kernel,
 {
-    let Problem { scenario, elements, parts: count, gap, starts: [before, before_sum] } = problem;
-    let (stream, stride) = (stream(runtime)?, elements + gap);
-    let mut values = scenario.generate(In::DTYPE, before + count * stride, 5);
-    // What is not in a part is in no sum.
-    values.iter_mut().enumerate().filter(|(i, _)| *i < before || (*i - before) % stride >= elements).for_each(|(_, x)| *x = f32::NAN);
-    let parts = In::upload(&stream, &values)?;
+    let Problem { elements, parts: count, starts: [_, before_sum], .. } = problem;
+    let stream = stream(runtime)?;
+    let parts = Parts::<In>::new(&stream, problem)?;
     let mut sum = Out::upload(&stream, &vec![7.0; before_sum + elements + 1])?;
-    let end = before + count.checked_sub(1).map_or(0, |others| others * stride + elements);
     let args = SumPartsArgs {
-        parts: parts.view().slice(before as u64, end as u64),
+        parts: parts.view(),
         sum: sum.view_mut().split_at(before_sum as u64).1.split_at(elements as u64).0,
         count: count as u32,
-        stride: stride as u64,
+        stride: parts.stride as u64,
     };
     text(text(runtime.load::<SumParts<In, Out>>())?.launch(&stream, args))?;
-    let part = |p: usize| &values[before + p * stride..][..elements];
-    let total = |i: usize| (0..count).map(|p| part(p)[i]).reduce(|sum, x| sum + x).unwrap_or(0.0);
     let around = |n: usize| vec![rounded_bits::<Out>(7.0); n];
-    let expected = [around(before_sum), (0..elements).map(|i| rounded_bits::<Out>(total(i))).collect(), around(1)].concat();
+    let expected = [around(before_sum), (0..elements).map(|i| rounded_bits::<Out>(parts.total(i))).collect(), around(1)].concat();
     let found: Vec<u32> = text(sum.to_vec(&stream))?.into_iter().map(comparable_bits::<Out>).collect();
     equal("sum", &found, &expected)
+}
+
+fn run_added<In: TestElement + Summed>(runtime: &Runtime, problem: Problem, scale: f32) -> Outcome
+where
+    AddParts<In>: Kernel,
+{
+    let Problem { scenario, elements, parts: count, starts: [_, before], .. } = problem;
+    let stream = stream(runtime)?;
+    let parts = Parts::<In>::new(&stream, problem)?;
+    let old = scenario.generate(f32::DTYPE, before + elements + 1, 6);
+    let mut target = f32::upload(&stream, &old)?;
+    let view = target.view_mut().split_at(before as u64).1.split_at(elements as u64).0;
+    let args = AddPartsArgs { parts: parts.view(), target: view, count: count as u32, stride: parts.stride as u64, scale };
+    text(text(runtime.load::<AddParts<In>>())?.launch(&stream, args))?;
+    let added = |(at, old): (usize, &f32)| match at.checked_sub(before).filter(|i| *i < elements) {
+        Some(i) => old + scale * parts.total(i),
+        None => *old,
+    };
+    let expected: Vec<u32> = old.iter().enumerate().map(added).map(rounded_bits::<f32>).collect();
+    let found: Vec<u32> = text(target.to_vec(&stream))?.into_iter().map(comparable_bits::<f32>).collect();
+    equal("target", &found, &expected)
+}
+
+/// The parts of a problem, on the host and on the device.
+struct Parts<In> {
+    problem: Problem,
+    stride: usize,
+    values: Vec<f32>,
+    device: Buffer<In>,
+}
+
+impl<In: TestElement> Parts<In> {
+    fn new(stream: &Stream, problem: Problem) -> Result<Self, String> {
+        let Problem { scenario, elements, parts: count, gap, starts: [before, _] } = problem;
+        let stride = elements + gap;
+        let mut values = scenario.generate(In::DTYPE, before + count * stride, 5);
+        // What is not in a part is in no sum.
+        values.iter_mut().enumerate().filter(|(i, _)| *i < before || (*i - before) % stride >= elements).for_each(|(_, x)| *x = f32::NAN);
+        let device = In::upload(stream, &values)?;
+        Ok(Self { problem, stride, values, device })
+    }
+
+    fn view(&self) -> DeviceView<'_, In> {
+        let Problem { elements, parts: count, starts: [before, _], .. } = self.problem;
+        let end = before + count.checked_sub(1).map_or(0, |others| others * self.stride + elements);
+        self.device.view().slice(before as u64, end as u64)
+    }
+
+    /// The sum of element `i` of all parts, in their order.
+    fn total(&self, i: usize) -> f32 {
+        let of_part = |p: usize| self.values[self.problem.starts[0] + p * self.stride + i];
+        (0..self.problem.parts).map(of_part).reduce(|sum, x| sum + x).unwrap_or(0.0)
+    }
 }
 
 /// What does not fit is named, with what would.
@@ -115,4 +184,22 @@ fn refused(runtime: &Runtime) -> Outcome {
     refuses(4, 17, "`parts` counts 64; this kernel needs at least 67")?;
     refuses(u32::MAX, 16, "`count` counts 4294967295; this kernel takes at most 2147483647")?;
     refuses(3, u64::MAX, "`parts` counts 64; this kernel needs at least 18446744073709551615")
+}
+
+/// The same of what is added to a target.
+fn refused_target(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let parts = bf16::upload(&stream, &[1.0; 64])?;
+    let mut target = f32::upload(&stream, &[0.0; 16])?;
+    let kernel = text(runtime.load::<AddParts<bf16>>())?;
+    let mut refuses = |count: u32, stride: u64, expected: &str| {
+        let args = AddPartsArgs { parts: parts.view(), target: target.view_mut(), count, stride, scale: 1.0 };
+        match kernel.launch(&stream, args) {
+            Err(error) if error.to_string().contains(expected) => Ok(()),
+            Err(error) => Err(format!("refused by `{error}`, expected `{expected}`")),
+            Ok(()) => Err(format!("launched, expected `{expected}`")),
+        }
+    };
+    refuses(2, 15, "`stride` counts 15; this kernel needs at least 16")?;
+    refuses(4, 17, "`parts` counts 64; this kernel needs at least 67")
 }

@@ -3,7 +3,7 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::fill::{FillRows, FillRowsArgs};
-use oxtile_kernels::sum_parts::{SumParts, SumPartsArgs};
+use oxtile_kernels::sum_parts::{AddParts, AddPartsArgs, SumParts, SumPartsArgs};
 
 use super::Job;
 use super::device::{Device, words};
@@ -12,6 +12,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "copy_words", run: copy_words, equivalents: &[] },
     Job { name: "fill_rows", run: fill_rows, equivalents: &[] },
     Job { name: "sum_parts", run: sum_parts, equivalents: &[] },
+    Job { name: "add_parts", run: add_parts, equivalents: &[] },
 ];
 
 fn copy_words(device: &Device) -> Result<Vec<u32>, Outcome> {
@@ -32,4 +33,13 @@ fn sum_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (parts, mut sum) = (device.upload("parts", &parts), device.upload("sum", &[0; 2057]));
     device.launch::<SumParts<f32, f32>>(SumPartsArgs { parts: parts.view(), sum: sum.view_mut(), count: 3, stride: 2060 })?;
     Ok(device.download(&sum))
+}
+
+/// The same, scaled and added to what the target held.
+fn add_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let floats = |count: usize| words(count).into_iter().map(|word| word & 0x3fff_ffff).collect::<Vec<_>>();
+    let (parts, mut target) = (device.upload("parts", &floats(3 * 2060)), device.upload("target", &floats(2057)));
+    let args = AddPartsArgs { parts: parts.view(), target: target.view_mut(), count: 3, stride: 2060, scale: 0.25 };
+    device.launch::<AddParts<f32>>(args)?;
+    Ok(device.download(&target))
 }
