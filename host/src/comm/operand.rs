@@ -52,7 +52,7 @@ impl Operand {
     /// Whether two calls with these operands need an order.
     pub fn conflicts(&self, other: &Self) -> bool {
         let meet = self.address.max(other.address) < (self.address + self.bytes).min(other.address + other.bytes);
-        meet && (self.writes || other.writes) && Arc::ptr_eq(&self.memory, &other.memory)
+        meet && (self.writes || other.writes) && self.memory.shares_uses(&other.memory)
     }
 
     pub fn region(&self) -> Region {

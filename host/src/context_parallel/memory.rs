@@ -8,6 +8,8 @@ use oxtile_tile::num::Pod;
 
 use crate::runtime::backend::{Copy, CopyRows, Direction};
 use crate::runtime::module::enqueue;
+use crate::runtime::module::fill;
+pub(super) use crate::runtime::module::{note, zero};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
 
 /// A buffer that several bound operations read and write, in the order in which they are enqueued: the runtime orders the uses of its memory on all
@@ -79,32 +81,10 @@ impl<T: Pod> Scratch<T> {
     }
 }
 
-/// Fills a view with zero bytes, in stream order.
-#[track_caller]
-pub(super) fn zero<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
-    fill(stream, view, 0)
-}
-
 /// Fills a view with NaN, in stream order: of every type of 16 and 32 bits that is all ones.
 #[track_caller]
 pub(super) fn spoil<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
     fill(stream, view, u8::MAX)
-}
-
-#[track_caller]
-fn fill<T>(stream: &Stream, view: DeviceViewMut<'_, T>, byte: u8) -> Result<()> {
-    let (target, caller) = (view.access("filled"), Location::caller());
-    let fill = |id| match target.bytes {
-        0 => Ok(()),
-        bytes => stream.0.runtime.backend.fill(id, target.address, byte, bytes, caller),
-    };
-    enqueue(stream, "fill", &[target], fill)
-}
-
-/// Later work of the stream comes after the earlier uses of some memory, and later uses of it on other streams after the stream's work so far. The runtime orders a use after
-/// all work of the streams that used the memory before: so what is enqueued on those between this note and the use is not waited for.
-pub(super) fn note(stream: &Stream, accesses: &[BufferAccess<'_>]) -> Result<()> {
-    enqueue(stream, "ContextParallel", accesses, |_| Ok(()))
 }
 
 /// The bytes of a view.

@@ -47,6 +47,7 @@ pub use gemm::{Path as GemmPath, QuantizedGemm, QuantizedGemmConfig, QuantizedMa
 pub use interleave::{Interleave, InterleaveMxfp8, InterleaveNvfp4};
 pub use interleaved::{InterleavedMxfp8, InterleavedNvfp4};
 pub use layout::{Compact, Interleaved, InterleavedScales, Layout};
+pub(crate) use multi_amax::FixedAmaxPlan;
 pub use multi_amax::{MultiAmax, MultiAmaxPlan};
 pub use mxfp8::{BiasGradient, FusedInput, FusedMxfp8, FusedOutput, Mxfp8};
 pub use nvfp4::Nvfp4;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use oxtile_kernels::amax::{MultiAmaxArgs, NO_SLOT, tiles};
 use oxtile_kernels::magnitude::Magnitude;
-use oxtile_tile::launch::DeviceView;
+use oxtile_tile::launch::{self, DeviceView};
 
 use super::amax::AmaxNumber;
 use super::grouped::TensorGroup;
@@ -90,6 +90,57 @@ impl<T: AmaxNumber> MultiAmax<T> {
         let mut slots = Buffer::uninitialised(stream, group.len() as u64)?;
         self.run(stream, &group.amax, &mut slots)?;
         Ok(LocalAmax::new(slots))
+    }
+}
+
+/// A [`MultiAmaxPlan`] that borrows nothing: of tensors that stay where they are, and are written between two runs.
+pub(crate) struct FixedAmaxPlan {
+    entries: Buffer<u64>,
+    first_tiles: Buffer<u64>,
+    slots: Buffer<u32>,
+    /// Address and length of each tensor.
+    words: Vec<u64>,
+    slots_end: u64,
+}
+
+fn words<T>(tensors: &[DeviceView<'_, T>]) -> Vec<u64> {
+    tensors.iter().flat_map(|view| [view.address(), view.len()]).collect()
+}
+
+impl FixedAmaxPlan {
+    /// Tensor `i` raises the slot `slots[i]`.
+    pub fn new<T: Magnitude>(stream: &Stream, tensors: &[DeviceView<'_, T>], slots: &[u32]) -> Result<Self> {
+        let (words, both) = (words(tensors), slots.iter().flat_map(|slot| [*slot, NO_SLOT]).collect::<Vec<_>>());
+        Ok(Self {
+            entries: upload(stream, &words)?,
+            first_tiles: upload(stream, &first_tiles(tensors))?,
+            slots: upload(stream, &both)?,
+            words,
+            slots_end: slots.iter().max().map_or(0, |last| u64::from(*last) + 1),
+        })
+    }
+}
+
+impl<T: AmaxNumber> MultiAmax<T> {
+    /// As [`run`](Self::run), of the tensors that the plan was made for.
+    pub(crate) fn run_fixed(
+        &self,
+        stream: &Stream,
+        plan: &FixedAmaxPlan,
+        tensors: &[DeviceView<'_, T>],
+        outputs: &mut Buffer<f32>,
+    ) -> Result<()> {
+        if words(tensors) != plan.words {
+            return Err(Error::Invalid { what: "MultiAmax", why: "the plan was made for other tensors".to_owned() });
+        }
+        Error::check_length("MultiAmax, outputs", plan.slots_end, outputs.len())?;
+        let members: Vec<_> = tensors.iter().map(|view| view.access("table")).collect();
+        // SAFETY: the entries are the addresses and lengths of these views of `T`, as was compared.
+        let table = unsafe { launch::DeviceTable::from_raw(plan.entries.view(), &members) };
+        let (first_tiles, slots) = (plan.first_tiles.view(), plan.slots.view());
+        let args = MultiAmaxArgs { tensors: table, first_tiles, slots, outputs: outputs.view_mut() };
+        let raised = args.outputs.access("outputs");
+        self.0.launch_on_zeros(stream, args, &[raised])
     }
 }
 

@@ -118,6 +118,16 @@ impl<T: Pod> Buffer<T> {
         Self { memory, len, element: PhantomData }
     }
 
+    /// `len` elements of `U` from byte `start` on, under the uses of all of this: what is done with any window, or with this, is ordered as uses of one memory.
+    ///
+    /// # Safety
+    /// Nothing takes two windows that overlap, of which one is written, for one piece of work. The bytes from `start` on are aligned for `U`.
+    pub(crate) unsafe fn window<U: Pod>(&self, start: u64, len: u64) -> Buffer<U> {
+        let bytes = len * size_of::<U>() as u64;
+        debug_assert!(start + bytes <= self.memory.bytes, "{start} and {bytes} bytes of {}", self.memory.bytes);
+        Buffer { memory: self.memory.window(self.memory.address + start, bytes), len, element: PhantomData }
+    }
+
     /// How many elements.
     pub fn len(&self) -> u64 {
         self.len

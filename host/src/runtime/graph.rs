@@ -100,7 +100,7 @@ impl Capture {
 
     pub fn add_use(&self, memory: &Arc<Memory>, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {
         let mut all = lock(&self.memory);
-        let at = all.iter().position(|c| Arc::ptr_eq(&c.memory, memory)).unwrap_or_else(|| {
+        let at = all.iter().position(|c| c.memory.shares_uses(memory)).unwrap_or_else(|| {
             all.push(Captured { memory: Arc::clone(memory), writes: false, uses: Uses::default() });
             all.len() - 1
         });

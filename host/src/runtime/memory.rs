@@ -11,7 +11,7 @@
 //!   ensure that: a writer holds a `&mut` borrow of the buffer from the view to the end of the call. A graph's replay borrows
 //!   nothing, so it excludes all other work of its runtime meanwhile ([`Inner::enqueue_alone`]; the others share that lock).
 
-use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard};
+use std::sync::{Arc, Mutex, RwLockReadGuard};
 
 use super::backend::{Copy, StreamId};
 use super::error::{Error, Result};
@@ -56,7 +56,7 @@ pub(crate) struct Memory {
     home: Option<Arc<StreamInner>>,
     /// What lends it.
     owner: Option<Arc<dyn Owner>>,
-    uses: Mutex<Uses>,
+    uses: Arc<Mutex<Uses>>,
 }
 
 /// The streams whose work on a piece of memory may still be under way.
@@ -107,13 +107,13 @@ impl Memory {
 
     fn owned(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: &str, uses: Uses) -> Arc<Self> {
         let (runtime, name, home) = (Arc::clone(&stream.runtime), name.to_owned(), Some(Arc::clone(stream)));
-        let (device, owner, uses) = (stream.id.device, None, Mutex::new(uses));
+        let (device, owner, uses) = (stream.id.device, None, Arc::new(Mutex::new(uses)));
         Arc::new(Self { runtime, place, device, address, bytes, name, home, owner, uses })
     }
 
     /// Device memory of an owner, or of another library, which the caller vouches for.
     pub fn borrowed(runtime: &Arc<Inner>, device: u32, address: u64, bytes: u64, owner: Option<Arc<dyn Owner>>) -> Arc<Self> {
-        let (runtime, name, uses) = (Arc::clone(runtime), "borrowed".to_owned(), Mutex::default());
+        let (runtime, name, uses) = (Arc::clone(runtime), "borrowed".to_owned(), Arc::default());
         Arc::new(Self { runtime, place: Place::Device, device, address, bytes, name, home: None, owner, uses })
     }
 
@@ -143,7 +143,22 @@ impl Memory {
     pub fn part(&self, address: u64, bytes: u64) -> Arc<Self> {
         debug_assert!(self.home.is_none() && self.address <= address && address + bytes <= self.address + self.bytes);
         let (runtime, name, owner, uses) = (Arc::clone(&self.runtime), self.name.clone(), self.owner.clone(), lock(&self.uses).clone());
-        Arc::new(Self { runtime, place: self.place, device: self.device, address, bytes, name, home: None, owner, uses: Mutex::new(uses) })
+        let uses = Arc::new(Mutex::new(uses));
+        Arc::new(Self { runtime, place: self.place, device: self.device, address, bytes, name, home: None, owner, uses })
+    }
+
+    /// A range of this under its uses: what is done with either, or with another window of it, is ordered as uses of one memory. For tensors that take a piece of
+    /// memory in turn.
+    pub fn window(self: &Arc<Self>, address: u64, bytes: u64) -> Arc<Self> {
+        debug_assert!(self.address <= address && address + bytes <= self.address + self.bytes);
+        let (runtime, name, uses) = (Arc::clone(&self.runtime), self.name.clone(), Arc::clone(&self.uses));
+        let owner = Some(Arc::clone(self) as Arc<dyn Owner>);
+        Arc::new(Self { runtime, place: self.place, device: self.device, address, bytes, name, home: None, owner, uses })
+    }
+
+    /// Whether uses of both are uses of one memory.
+    pub fn shares_uses(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.uses, &other.uses)
     }
 
     /// Forgets uses that all later work is ordered after already.
@@ -174,6 +189,10 @@ impl Memory {
 
 /// Part of it is lent under a name of its own.
 impl Owner for Memory {
+    fn admits(&self, stream: &StreamInner) -> std::result::Result<(), String> {
+        self.owner.as_ref().map_or(Ok(()), |owner| owner.admits(stream))
+    }
+
     fn used_on(&self, stream: &Arc<StreamInner>) {
         lock(&self.uses).add(stream, false, &mut Vec::new());
     }
@@ -256,7 +275,7 @@ impl Drop for Memory {
             self.streams(true).iter().for_each(|stream| owner.used_on(stream));
         }
         let Some(home) = self.home.take().filter(|_| self.bytes != 0) else { return };
-        let uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let uses = std::mem::take(&mut *lock(&self.uses));
         Release { place: self.place, address: self.address, bytes: self.bytes, home, uses }.run();
     }
 }

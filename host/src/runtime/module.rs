@@ -5,15 +5,16 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use oxtile_tile::launch::{BufferAccess, Grid, Kernel, KernelArgs, KernelInfo, Signature};
+use oxtile_tile::launch::{BufferAccess, DeviceViewMut, Grid, Kernel, KernelArgs, KernelInfo, Signature};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::device::Device;
 use super::error::{Error, Result};
+use super::event::Event;
 use super::instances::Instances;
 use super::limits;
 use super::memory::{self, Memory};
-use super::runtime::{Functions, Inner};
+use super::runtime::{Functions, Inner, lock};
 use super::stream::{Stream, StreamInner};
 
 /// A kernel instance, ready to be launched on every device of its runtime. Made by
@@ -169,6 +170,40 @@ pub(crate) fn enqueue(
     memory::order(stream, |wait_for| memories.iter().for_each(|(memory, writes)| memory.add_use(stream, *writes, wait_for)))?;
     stream.note(name, None);
     work(stream.id)
+}
+
+/// Fills a view with zero bytes, in stream order.
+#[track_caller]
+pub(crate) fn zero<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
+    fill(stream, view, 0)
+}
+
+/// Fills a view with a byte, in stream order.
+#[track_caller]
+pub(crate) fn fill<T>(stream: &Stream, view: DeviceViewMut<'_, T>, byte: u8) -> Result<()> {
+    let (target, caller) = (view.access("filled"), Location::caller());
+    let fill = |id| match target.bytes {
+        0 => Ok(()),
+        bytes => stream.0.runtime.backend.fill(id, target.address, byte, bytes, caller),
+    };
+    enqueue(stream, "fill", &[target], fill)
+}
+
+/// Later work of the stream comes after the earlier uses of some memory, and later uses of it on other streams after the stream's work so far. The runtime orders a use after
+/// all work of the streams that used the memory before: so what is enqueued on those between this note and the use is not waited for.
+pub(crate) fn note(stream: &Stream, accesses: &[BufferAccess<'_>]) -> Result<()> {
+    enqueue(stream, "a use of memory", accesses, |_| Ok(()))
+}
+
+/// Notes that a stream reads memory after an event that it waits for already: later writes on other streams come after the stream's work so far. A [`note`] would wait for all that
+/// the writing stream holds, also what was enqueued after the event.
+pub(crate) fn note_read_after(stream: &Stream, event: &Event, access: BufferAccess<'_>) -> Result<()> {
+    stream.wait(event)?;
+    let memory = memory_of(&access).ok_or(Error::ForeignMemory { kernel: "a read", parameter: access.parameter })?;
+    let _enqueue = stream.0.runtime.enqueue();
+    let _order = lock(&stream.0.runtime.order);
+    memory.add_use(&stream.0, false, &mut Vec::new());
+    Ok(())
 }
 
 /// Makes the stream wait for earlier work on the arguments' memory.

@@ -174,6 +174,30 @@ impl<T: Pod> SymmetricBuffer<T> {
     }
 }
 
+impl<T: Pod> SymmetricBuffer<T> {
+    /// Copies rows of several ranks to places of a view, which do not overlap, in stream order and in any order among themselves, by the copy engine: as
+    /// [`Peer::get_rows`], by one call of the driver where that can be.
+    #[track_caller]
+    pub(crate) fn get_rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
+        const WHAT: &str = "SymmetricBuffer::get_rows_each";
+        let (caller, len, target) = (Location::caller(), target.len(), target.access("target"));
+        let size = size_of::<T>() as u64;
+        let copy = |rank: Rank, rows: Rows| rows.copy(WHAT, size, [self.peer(rank)?.address, target.address], [self.len(), len], caller);
+        let some = pieces.iter().filter(|(_, rows)| rows.count > 0 && rows.width > 0);
+        let copies = some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows)));
+        let copies = copies.collect::<Result<Vec<_>>>()?;
+        self.arena.0.check()?;
+        self.arena.0.use_on(stream)?;
+        enqueue(stream, WHAT, &[target], |id| {
+            let backend = &stream.0.runtime.backend;
+            match copies.len() > 1 && stream.0.takes_batches() {
+                true => backend.copies(id, &copies),
+                false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
+            }
+        })
+    }
+}
+
 /// A rank's instance of a symmetric buffer. It has no address that a program could use: bytes come and go by [`get`](Self::get) and
 /// [`put`](Self::put).
 pub struct Peer<'a, T> {

@@ -161,6 +161,12 @@ impl Flags {
         self.number
     }
 
+    /// Declares what this rank does with them together with other ranks, for tickets to compare where the arena
+    /// [compares calls](super::ArenaOptions::compare_calls). Does not wait.
+    pub(crate) fn declare(&self, what: String, others: impl Iterator<Item = Rank>) -> Result<()> {
+        self.arena.0.declare(self.number, what, others)
+    }
+
     /// The channel of a flag.
     pub(super) fn channel(&self, flag: u32) -> Result<Channel> {
         if flag >= self.count {

@@ -45,7 +45,7 @@ impl Rows {
     }
 
     /// The rows themselves, or each alone where they are further apart than a copy engine takes.
-    fn pieces(&self, size: u64) -> Vec<Self> {
+    pub(crate) fn pieces(&self, size: u64) -> Vec<Self> {
         let Self { count, from, to, .. } = *self;
         if count <= 1 || from.pitch.max(to.pitch).saturating_mul(size) <= MOST_PITCH {
             return vec![*self];

@@ -181,7 +181,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         self.cast_both(stream, input, shape, amax.view(), pair)
     }
 
-    fn cast_both(
+    /// As [`cast`](Self::cast), of a matrix and its transpose.
+    pub(crate) fn cast_both(
         &self,
         stream: &Stream,
         input: DeviceView<'_, T>,
