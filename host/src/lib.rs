@@ -35,13 +35,14 @@
 //! | ranks and collectives | [`comm`] |
 //! | products that overlap with communication | [`overlap`] |
 //! | attention over a sequence that ranks share | [`context_parallel`] |
+//! | weights in shards, gathered on demand; their gradients | [`sharded`] |
 //! | memory that other ranks reach, one-sided operations | [`symmetric`] |
 //! | what ran when | [`timeline`], recorded as `recording` |
 //! | which kernel is taken, and why | [`Choice`] (`choice`) |
 //! | values of ranks, which the modules above give out | `rank` |
 //! | a test under several seeds | [`testing`] |
 //!
-//! [`quantize`], [`gemm`], [`attention`], [`symmetric`], [`overlap`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
+//! [`quantize`], [`gemm`], [`attention`], [`symmetric`], [`overlap`], [`sharded`] and the modules from RMS norm to AdamW use Oxtile's own kernels. They are the feature `kernels`, which is on by default. A crate
 //! that has kernels of its own and uses none of these compiles faster without it.
 #![deny(missing_docs)]
 #![cfg_attr(not(feature = "kernels"), allow(dead_code, unused_imports, reason = "the modules of the kernels are the only callers"))]
@@ -72,6 +73,8 @@ pub mod rms_norm;
 #[cfg(feature = "kernels")]
 pub mod rotary;
 pub mod runtime;
+#[cfg(feature = "kernels")]
+pub mod sharded;
 #[cfg(feature = "kernels")]
 pub mod sum_parts;
 #[cfg(feature = "kernels")]
@@ -110,3 +113,8 @@ struct MatrixKernels;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/context-parallel.md")]
 struct ContextParallelism;
+
+/// So are those of the page on sharded weights.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/sharded-weights.md")]
+struct ShardedWeights;

@@ -11,7 +11,11 @@
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
-//! | `context_example` | the program of the example |
+//! | `context_example`, `sharded_example` | the programs of the examples |
+//! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
+//! | `sharded_ranks` | a rank's shards, and what passes are to lend |
+//! | `sharded_gradients`, `gradient_calls`, `gradient_bugs` | gradients that are summed where their rows are owned: their bits; calls, hooks and teams; planted bugs |
+//! | `gradient_ranks` | ranks with gradients, and what they are to find |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
 //! | `values`, `support` | operands; what the tests share |
@@ -33,6 +37,9 @@ mod failures;
 mod flags;
 mod foreign;
 mod gathers;
+mod gradient_bugs;
+mod gradient_calls;
+mod gradient_ranks;
 mod graphs;
 mod groups;
 mod handover;
@@ -46,6 +53,13 @@ mod places;
 mod rows;
 mod sanitizer;
 mod schedules;
+mod sharded;
+mod sharded_calls;
+mod sharded_example;
+mod sharded_gradients;
+mod sharded_graphs;
+mod sharded_protocol;
+mod sharded_ranks;
 mod shards;
 mod support;
 mod symmetric;

@@ -16,7 +16,7 @@ use oxtile::{Buffer, Device, Error, PinnedBuffer, Result, Runtime, Stream};
 use crate::context::{self, By};
 use crate::soak::{self, Length};
 use crate::watch::{self, doing, settle};
-use crate::{all_gpus, chunks, contiguous, deaths, gathered, gpus, hosts, ranks, teams};
+use crate::{all_gpus, chunks, contiguous, deaths, gathered, gpus, hosts, ranks, sharded, teams};
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 26] = [
+const CASES: [(&str, u32, (&str, &str)); 29] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -58,6 +58,9 @@ const CASES: [(&str, u32, (&str, &str)); 26] = [
     ("context-by-messages", 4, QUEUES),
     ("gathered-soak", 2, QUEUES),
     ("gathered-soak", 4, QUEUES),
+    ("sharded", 1, QUEUES),
+    ("sharded", 2, QUEUES),
+    ("sharded", 4, QUEUES),
     ("soak-threads-2", 1, QUEUES),
     ("soak", 2, QUEUES),
     ("soak", 4, QUEUES),
@@ -111,6 +114,7 @@ pub fn child(case: &str) -> ExitCode {
         "context" => process(&|rank| context::program(rank, options(), By::Memory)),
         "context-by-messages" => process(&|rank| context::program(rank, options(), By::Messages)),
         "gathered" => process(&|rank| gathered::program(rank, options())),
+        "sharded" => process(&|rank| sharded::program(rank, options())),
         "gathered-soak" => process(&|rank| gathered::soak(rank, options(), length).map(|soaked| println!("{soaked}"))),
         "hosts" => hosts::rank(),
         _ => panic!("{case}"),

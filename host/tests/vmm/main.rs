@@ -7,6 +7,7 @@
 //! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
 //! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
 //! | `gpu`, `contiguous`, `chunks`, `exchange`, `gathered`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, gathered products, a long run |
+//! | `sharded` | on GPUs: weights in shards |
 //! | `context`, `mail` | attention over a sequence that is spread over ranks, and messages between ranks that share a GPU |
 //! | `nccl`, `nvshmem` | memory of these libraries |
 //! | `emulated` | memory of a virtual cluster |
@@ -30,6 +31,9 @@ mod nccl;
 mod nvshmem;
 mod program;
 mod ranks;
+mod sharded;
+#[path = "../comm/sharded_ranks.rs"]
+mod sharded_ranks;
 mod soak;
 mod teams;
 mod thread_deaths;

@@ -1,0 +1,89 @@
+//! Ranks that train, and one device that does the same.
+
+use std::fmt;
+use std::thread;
+
+use oxtile::bootstrap::Environment;
+use oxtile::comm::HostRank;
+use oxtile::{Device, Result, Runtime};
+
+use super::format::Format;
+use super::train::{Trained, train};
+use super::{Options, PATIENCE};
+
+/// Where the ranks are.
+pub enum Place {
+    /// All ranks are threads of this process, each with a virtual GPU.
+    Threads(Runtime),
+    /// This process is a rank, and has a GPU.
+    Process(Environment),
+}
+
+impl Place {
+    /// Trains by ranks and by one device, in the format `F`.
+    ///
+    /// # Errors
+    /// A rank that does not come; an error of the driver.
+    pub fn compare<F: Format>(&self, options: &Options) -> Result<Comparison> {
+        match self {
+            Self::Threads(runtime) => {
+                let devices = (0..options.ranks).map(|device| runtime.device(device)).collect::<Result<Vec<_>>>()?;
+                let trained = thread::scope(|scope| {
+                    let start = |(rank, number)| (number, scope.spawn(move || train::<F>(rank, number..number + 1, options)));
+                    let threads: Vec<_> = HostRank::threads(&devices)?.into_iter().zip(0..).map(start).collect();
+                    let ended = threads.into_iter().map(|(number, thread)| Ok((number, thread.join().expect("no rank panics")?)));
+                    ended.collect::<Result<Vec<_>>>()
+                })?;
+                Ok(Comparison::new(options, &trained, &alone::<F>(&devices[0], options)?))
+            }
+            Self::Process(environment) => {
+                let device = Runtime::cuda()?.device(environment.local_rank)?;
+                let (rank, number) = (HostRank::connect(environment, &device, PATIENCE)?, environment.rank.index());
+                let trained = train::<F>(rank, number..number + 1, options)?;
+                Ok(Comparison::new(options, &[(number, trained)], &alone::<F>(&device, options)?))
+            }
+        }
+    }
+}
+
+/// Trains by a world of one rank, which computes the micro-batches of all ranks one after another.
+fn alone<F: Format>(device: &Device, options: &Options) -> Result<Trained> {
+    train::<F>(HostRank::threads(std::slice::from_ref(device))?.remove(0), 0..options.ranks, options)
+}
+
+/// What ranks found, beside what one device found.
+#[derive(Debug)]
+pub struct Comparison {
+    /// The mean of the ranks' losses in each step.
+    pub losses: Vec<f32>,
+    /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are.
+    pub equal: [usize; 2],
+}
+
+impl Comparison {
+    fn new(options: &Options, ranks: &[(u32, Trained)], alone: &Trained) -> Self {
+        let mean = |step| ranks.iter().map(|(_, rank)| rank.losses[step]).sum::<f32>() / ranks.len() as f32;
+        let is_equal = |(number, rank): &&(u32, Trained)| {
+            let losses = alone.losses.iter().skip(*number as usize).step_by(options.ranks as usize);
+            let mut masters = rank.masters.iter().zip(&alone.masters);
+            bits(losses).eq(bits(rank.losses.iter()))
+                && masters.all(|((start, own), (_, whole))| bits(own.iter()).eq(bits(whole[*start as usize..].iter().take(own.len()))))
+        };
+        let equal = [ranks.iter().filter(is_equal).count(), ranks.len()];
+        Self { losses: (0..options.steps as usize).map(mean).collect(), equal }
+    }
+}
+
+fn bits<'a>(values: impl Iterator<Item = &'a f32>) -> impl Iterator<Item = u32> {
+    values.map(|value| value.to_bits())
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (loss, step) in self.losses.iter().zip(1..) {
+            writeln!(f, "step {step}: loss {loss:.4}")?;
+        }
+        let [equal, ranks] = self.equal;
+        write!(f, "{equal} of {ranks} ranks bit-equal to one device")
+    }
+}

@@ -1,0 +1,114 @@
+//! What the blocks share: kernels without weights that are trained, and memory that is used in turn.
+
+use std::marker::PhantomData;
+
+use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, Mask, Order};
+use oxtile::kernels::activation::{Activate, ActivateArgs, GatedBackward, GatedForward, Silu};
+use oxtile::num::bf16;
+use oxtile::rms_norm::{RmsNorm, Saved, WeightGradient};
+use oxtile::rotary::{Angles, Pairing, Rotary};
+use oxtile::runtime::Loaded;
+use oxtile::sum_parts::SumParts;
+use oxtile::{Buffer, Result, Stream};
+
+use super::shape::{HEAD_SIZE, HEADS, HIDDEN, TOKENS, WIDTH};
+
+pub struct Kernels {
+    pub stream: Stream,
+    pub attention: Attention<bf16>,
+    pub attention_backward: AttentionBackward<bf16>,
+    pub rotary: Rotary<bf16>,
+    angles: [Buffer<f32>; 2],
+    gate: Loaded<Activate<GatedForward<Silu>, bf16>>,
+    gate_backward: Loaded<Activate<GatedBackward<Silu>, bf16>>,
+    norm: RmsNorm<bf16>,
+    /// The gains of the norms: ones, which are not trained.
+    gains: Buffer<bf16>,
+    unused: WeightGradient<bf16>,
+    sum: SumParts<bf16, bf16>,
+    addends: Buffer<bf16>,
+}
+
+impl Kernels {
+    pub fn new(stream: &Stream) -> Result<Self> {
+        let runtime = &stream.device().runtime();
+        let mask = Mask::CausalBottomRight;
+        let config = AttentionConfig {
+            queries: TOKENS,
+            keys: TOKENS,
+            heads: HEADS,
+            key_heads: HEADS,
+            head_size: HEAD_SIZE,
+            mask,
+            ..AttentionConfig::default()
+        };
+        let (cosines, sines) = Angles::tables(0..TOKENS, HEAD_SIZE, 10_000.0);
+        let norm = RmsNorm::new(runtime, WIDTH, 1e-5)?;
+        Ok(Self {
+            attention: Attention::new(runtime, config)?,
+            attention_backward: AttentionBackward::new(runtime, config, Order::Deterministic)?,
+            rotary: Rotary::new(runtime, Pairing::Halves)?,
+            angles: [Buffer::from_slice(stream, &cosines)?, Buffer::from_slice(stream, &sines)?],
+            gate: runtime.load()?,
+            gate_backward: runtime.load()?,
+            gains: Buffer::from_slice(stream, &[half::bf16::ONE; WIDTH as usize])?,
+            unused: norm.weight_gradient(stream, TOKENS)?,
+            norm,
+            sum: SumParts::new(runtime)?,
+            addends: tokens_of(stream, 2 * WIDTH)?,
+            stream: stream.clone(),
+        })
+    }
+
+    pub fn angles(&self) -> Angles<'_> {
+        Angles { cosines: self.angles[0].view(), sines: self.angles[1].view() }
+    }
+
+    /// `silu(up[.., ..HIDDEN]) * up[.., HIDDEN..]`
+    pub fn gate(&self, up: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
+        let args = ActivateArgs { input: up.view(), gradient: None, output: output.view_mut(), columns: HIDDEN, marker: PhantomData };
+        self.gate.launch(&self.stream, args)
+    }
+
+    /// The gradient of `up`, given that of the output.
+    pub fn gate_backward(&self, up: &Buffer<bf16>, gradient: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
+        let (gradient, output) = (Some(gradient.view()), output.view_mut());
+        let args = ActivateArgs { input: up.view(), gradient, output, columns: 2 * HIDDEN, marker: PhantomData };
+        self.gate_backward.launch(&self.stream, args)
+    }
+}
+
+/// A buffer of so many elements a token.
+pub fn tokens_of(stream: &Stream, width: u64) -> Result<Buffer<bf16>> {
+    Buffer::uninitialised(stream, TOKENS * width)
+}
+
+/// An RMS norm at its place in the model, with what its backward pass needs.
+pub struct Norm {
+    input: Buffer<bf16>,
+    inverse_rms: Buffer<f32>,
+    pub output: Buffer<bf16>,
+}
+
+impl Norm {
+    pub fn new(stream: &Stream) -> Result<Self> {
+        let inverse_rms = Buffer::uninitialised(stream, TOKENS)?;
+        Ok(Self { input: tokens_of(stream, WIDTH)?, inverse_rms, output: tokens_of(stream, WIDTH)? })
+    }
+
+    pub fn forward(&mut self, kernels: &Kernels, x: &Buffer<bf16>) -> Result<()> {
+        let Kernels { stream, norm, gains, .. } = kernels;
+        self.input.copy_from(stream, x)?;
+        norm.forward(stream, self.input.view(), gains.view(), self.output.view_mut(), Some(self.inverse_rms.view_mut()))
+    }
+
+    /// Adds the gradient of the input, given that of the output, to the gradient `dx` of the residual that the input was.
+    pub fn backward(&self, kernels: &mut Kernels, gradient: &Buffer<bf16>, dx: &mut Buffer<bf16>) -> Result<()> {
+        let Kernels { stream, norm, gains, unused, sum, addends, .. } = kernels;
+        let (residual, of_input) = addends.view_mut().split_at(TOKENS * WIDTH);
+        let saved = Saved { input: self.input.view(), weight: gains.view(), inverse_rms: self.inverse_rms.view() };
+        sum.round(stream, dx.view(), residual)?;
+        norm.backward(stream, gradient.view(), saved, of_input, unused)?;
+        sum.run(stream, addends.view(), 2, TOKENS * WIDTH, dx.view_mut())
+    }
+}

@@ -1,0 +1,84 @@
+//! Trains a small transformer whose weights, gradients and optimizer are divided among ranks, and compares it with one device that does all of it:
+//! `cargo run -p oxtile --example sharded_block -- --ranks 4 --steps 8 --format mxfp8` on the emulator, a thread a rank;
+//! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `comparison` | all ranks, and one device that does the same |
+//! | `train` | a rank: its shards, the loop of steps |
+//! | `optimizer` | AdamW on the rows of a rank |
+//! | `model`, `block`, `linear` | the passes: of the model, of a block, of a product with a weight that is pulled |
+//! | `format` | formats of weights, and what a product reads of them |
+//! | `kernels` | kernels without trained weights |
+//! | `shape` | sizes and weights |
+
+mod block;
+pub mod comparison;
+mod format;
+mod kernels;
+mod linear;
+mod model;
+mod optimizer;
+mod shape;
+mod train;
+
+use std::error::Error;
+use std::time::Duration;
+
+use oxtile::Runtime;
+use oxtile::bootstrap::{BootstrapError, Environment};
+use oxtile::sharded::{Bf16, Mxfp8, Nvfp4};
+
+use comparison::{Comparison, Place};
+
+/// How long a rank waits for another one.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub ranks: u32,
+    pub steps: u32,
+    pub format: String,
+}
+
+#[allow(dead_code, reason = "tests take the rest")]
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut options = Options::read(std::env::args().skip(1))?;
+    let place = match Environment::read() {
+        Ok(environment) => {
+            options.ranks = environment.world.get();
+            Place::Process(environment)
+        }
+        Err(BootstrapError::NoLauncher) => Place::Threads(Runtime::emulated_fast(options.ranks)?),
+        Err(error) => return Err(error.into()),
+    };
+    println!("{}", compare(&place, &options)?);
+    Ok(())
+}
+
+impl Options {
+    fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let mut options = Self { ranks: 2, steps: 4, format: "bf16".to_owned() };
+        while let Some(name) = arguments.next() {
+            let value = arguments.next().ok_or(format!("{name} has no value"))?;
+            match name.as_str() {
+                "--ranks" => options.ranks = value.parse()?,
+                "--steps" => options.steps = value.parse()?,
+                "--format" => options.format = value,
+                _ => return Err(format!("there is no {name}: give --ranks, --steps or --format").into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Trains by ranks and by one device, in the format that is asked for.
+pub fn compare(place: &Place, options: &Options) -> Result<Comparison, Box<dyn Error>> {
+    Ok(match options.format.as_str() {
+        "bf16" => place.compare::<Bf16>(options)?,
+        "mxfp8" => place.compare::<Mxfp8>(options)?,
+        "nvfp4" => place.compare::<Nvfp4>(options)?,
+        other => return Err(format!("there is no format {other}: give bf16, mxfp8 or nvfp4").into()),
+    })
+}

@@ -1,0 +1,244 @@
+//! The order in which passes use weights, and the memory in which whole weights are.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::format::{Parts, WeightFormat};
+use super::layout::{Entry, aligned};
+use super::plane::Extent;
+use super::set::ShardSet;
+use super::slots::SlotPlan;
+use super::weight::{Uses, WeightId};
+use crate::comm::Rank;
+use crate::quantize::Direction;
+use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::symmetric::Rows;
+
+/// The order in which passes use weights. A weight that is used twice, as by a forward pass that is computed again, is named twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainConfig {
+    /// The weights of a forward pass, which takes them by rows.
+    pub forward: Vec<WeightId>,
+    /// The weights of a backward pass, and by what each is taken: by columns for the gradient of the data, by rows where the forward pass is computed again.
+    pub backward: Vec<(WeightId, Direction)>,
+    /// How many weights are pulled ahead of the one that is in use. 1 hides pulls where a weight's products take longer than the next weight's pull; 0 has memory for one weight.
+    pub distance: u32,
+    /// The most bytes of whole weights.
+    pub memory: Option<u64>,
+}
+
+impl ChainConfig {
+    /// A chain whose backward pass takes the same weights in reverse, but those of [forward passes alone](Uses::ForwardOnly).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set.
+    pub fn new<F: WeightFormat>(set: &ShardSet<F>, forward: impl IntoIterator<Item = WeightId>) -> Result<Self> {
+        let forward: Vec<_> = forward.into_iter().collect();
+        let mut backward = Vec::new();
+        for weight in forward.iter().rev() {
+            if set.at("ChainConfig::new", *weight)?.weight.uses == Uses::Both {
+                backward.push((*weight, Direction::Columns));
+            }
+        }
+        Ok(Self { forward, backward, distance: 1, memory: None })
+    }
+}
+
+/// Which pass of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChainPass {
+    Forward,
+    Backward,
+}
+
+/// Weights in the order in which passes use them, and slots of memory for whole weights. Every weight has one slot for every pass, so graphs may hold passes; a chain allocates
+/// nothing after it was made. Ranks need not make the same chains: a pull involves no other rank.
+pub struct Chain<F: WeightFormat> {
+    pub(super) set: u64,
+    pub(super) passes: Arc<[Vec<Position<F>>; 2]>,
+    pub(super) slots: Vec<Buffer<u8>>,
+    /// Carries pulls, and nothing else.
+    pub(super) pulls: Stream,
+    plan: SlotPlan,
+}
+
+/// Where the whole weights of a chain are: the same at every pass. Made by [`Chain::places`].
+///
+/// A tensor here is what [`Gathered`](super::Gathered) lends, without the order. It holds the weight from the [`take`](super::Pass::take) of its position to the next one, for the stream that
+/// was named there; at other times another weight has the memory. So an operation that needs tensor maps, as a product on `wgmma`, is bound before the passes, and runs in them:
+/// nothing is uploaded then, and a graph may hold it.
+pub struct Places<F: WeightFormat>(Arc<[Vec<Position<F>>; 2]>);
+
+impl<F: WeightFormat> Places<F> {
+    /// The matrices of the weight at a position of the forward pass: one, or those of the experts.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a position that the pass does not have.
+    pub fn forward(&self, position: usize) -> Result<&[F::Tensor]> {
+        self.at(ChainPass::Forward, position)
+    }
+
+    /// The same of the backward pass.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward(&self, position: usize) -> Result<&[F::Tensor]> {
+        self.at(ChainPass::Backward, position)
+    }
+
+    fn at(&self, pass: ChainPass, position: usize) -> Result<&[F::Tensor]> {
+        let all = &self.0[pass as usize];
+        let missing =
+            || Error::Invalid { what: "Places", why: format!("there is no position {position} in a {pass:?} pass of {}", all.len()) };
+        all.get(position).map(|position| &position.tensors[..]).ok_or_else(missing)
+    }
+}
+
+impl<F: WeightFormat> Clone for Places<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: WeightFormat> fmt::Debug for Places<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().flatten().map(|position| &position.name)).finish()
+    }
+}
+
+/// Codes, or scales, of all matrices of a whole weight, and the rows of each rank that make them.
+pub(super) struct Array {
+    pub whole: Buffer<u8>,
+    pub rows: Vec<(Rank, Rows)>,
+}
+
+/// A weight at its place in a pass.
+pub(super) struct Position<F: WeightFormat> {
+    pub weight: WeightId,
+    pub name: String,
+    pub slot: usize,
+    /// The whole weight, for each matrix.
+    pub tensors: Vec<F::Tensor>,
+    pub arrays: [Array; 2],
+    /// Bytes that come from other ranks.
+    pub bytes: u64,
+}
+
+impl<F: WeightFormat> Chain<F> {
+    /// Plans the slots, allocates them on the stream's device, and makes a stream for pulls.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set, a weight by columns that is not cast by columns, a chain of no weights, and for more memory than the configuration has, with the
+    /// distance that fits; as [`Buffer::uninitialised`] and [`Device::urgent_stream`](crate::Device::urgent_stream).
+    pub fn new(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
+        let passes = positions(set, config)?;
+        let bytes = passes.each_ref().map(|pass| pass.iter().map(|(entry, _, plane)| entry.whole_bytes(*plane)).collect::<Vec<_>>());
+        let name = |pass: usize, position: usize| passes[pass][position].0.weight.name.clone();
+        let plan = SlotPlan::new(&[&bytes[0], &bytes[1]], config.distance, config.memory, name)?;
+        let slots = plan.slots().iter().map(|bytes| Buffer::named(stream, "whole weights", *bytes)).collect::<Result<Vec<_>>>()?;
+        set.add_slots(slots.iter().map(all));
+        let numbered = |pass: usize| passes[pass].iter().zip(0..).map(move |(position, number)| (pass, number, position));
+        let make = |(pass, number, (entry, weight, plane)): (usize, usize, &(&Entry<F>, WeightId, Direction))| {
+            let slot = plan.slot(pass, number);
+            position(set, entry, *weight, *plane, slot, &slots[slot])
+        };
+        let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
+        Ok(Self { set: set.id, passes, slots, pulls: stream.device().urgent_stream()?, plan })
+    }
+
+    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn stream(&self) -> &Stream {
+        &self.pulls
+    }
+
+    /// Where the whole weights are, to bind operations to them once, before the first pass.
+    pub fn places(&self) -> Places<F> {
+        Places(Arc::clone(&self.passes))
+    }
+
+    /// The slots, and which weight has which.
+    pub fn plan(&self) -> &SlotPlan {
+        &self.plan
+    }
+
+    /// The bytes that come from other ranks in a forward and in a backward pass.
+    pub fn pulled_bytes(&self) -> [u64; 2] {
+        self.passes.each_ref().map(|pass| pass.iter().map(|position| position.bytes).sum())
+    }
+}
+
+/// The weights of both passes, and the plane of each.
+#[allow(clippy::type_complexity, reason = "two passes of positions")]
+fn positions<'s, F: WeightFormat>(set: &'s ShardSet<F>, config: &ChainConfig) -> Result<[Vec<(&'s Entry<F>, WeightId, Direction)>; 2]> {
+    const WHAT: &str = "Chain::new";
+    if config.forward.is_empty() && config.backward.is_empty() {
+        return Err(Error::Invalid { what: WHAT, why: "it has no weights".to_owned() });
+    }
+    let of = |(weight, direction): (WeightId, Direction)| {
+        let entry = set.at(WHAT, weight)?;
+        let plane = F::RULE.plane_of(direction);
+        if entry.starts(plane).is_none() {
+            let why = format!("`{}` is of forward passes alone: it has no codes by columns", entry.weight.name);
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        Ok((entry, weight, plane))
+    };
+    let forward = config.forward.iter().map(|weight| of((*weight, Direction::Rows))).collect::<Result<_>>()?;
+    Ok([forward, config.backward.iter().copied().map(of).collect::<Result<_>>()?])
+}
+
+/// Places a whole weight in a slot.
+fn position<F: WeightFormat>(
+    set: &ShardSet<F>,
+    entry: &Entry<F>,
+    weight: WeightId,
+    plane: Direction,
+    slot: usize,
+    memory: &Buffer<u8>,
+) -> Position<F> {
+    let (experts, rows, columns) = (entry.weight.experts, entry.shards.padded_rows(), entry.weight.columns);
+    let [codes, scales] = entry.plane(rows, plane).arrays();
+    let scales_start = aligned(experts * codes.bytes());
+    let window = |start, bytes| {
+        // SAFETY: codes lie before scales in a slot, which its weights have in turn; each array begins at a multiple of 256 bytes, and each expert's where it ends up.
+        unsafe { memory.window::<u8>(start, bytes) }
+    };
+    let tensor = |expert| {
+        let part = |start, extent: Extent| window(start + expert * extent.bytes(), extent.bytes());
+        let parts = Parts { codes: part(0, codes), scales: part(scales_start, scales), number: set.number(entry, expert, plane) };
+        F::tensor(&parts, [rows, columns], plane)
+    };
+    let starts = entry.starts(plane).unwrap_or_default();
+    let array = |number: usize, start| {
+        let extent = |rows| entry.plane(rows, plane).arrays()[number];
+        let of = |member: Rank| {
+            let range = entry.shards.padded_range(member);
+            let extents = [range.start, range.end - range.start, rows].map(extent);
+            Some((set.member.team().world_rank(member)?, F::RULE.rows(plane, experts, starts[number], extents)))
+        };
+        // This rank's rows last: they are the nearest.
+        let members = set.member.others().chain([set.member.rank()]);
+        Array { whole: window(start, experts * extent(rows).bytes()), rows: members.filter_map(of).collect() }
+    };
+    Position {
+        weight,
+        name: entry.weight.name.clone(),
+        slot,
+        tensors: (0..experts).map(tensor).collect(),
+        arrays: [array(0, 0), array(1, scales_start)],
+        bytes: entry.travelling_bytes(set.member.rank(), plane),
+    }
+}
+
+/// Another handle on a buffer.
+fn all(buffer: &Buffer<u8>) -> Buffer<u8> {
+    // SAFETY: the same bytes; the runtime is told of the uses of either as of one.
+    unsafe { Buffer::of(Arc::clone(buffer.memory()), buffer.len()) }
+}
+
+impl<F: WeightFormat> fmt::Debug for Chain<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.passes.each_ref().map(|pass| pass.iter().map(|position| position.name.as_str()).collect::<Vec<_>>());
+        f.debug_struct("Chain").field("forward", &names[0]).field("backward", &names[1]).field("plan", &self.plan).finish_non_exhaustive()
+    }
+}

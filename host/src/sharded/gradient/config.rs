@@ -1,0 +1,59 @@
+//! How gradients of ranks become one, and the memory that it takes.
+
+use crate::comm::WorldSize;
+use crate::runtime::{Error, Result};
+
+/// How gradients of ranks become one. The same on every rank of the team.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GradientConfig {
+    /// What the sum over the ranks is multiplied by: 1 for the sum, one over the ranks for the mean.
+    pub scale: f32,
+    /// Bytes of each of the two slots in the arena, where other teams of the arena have other weights and all take the same: the most of
+    /// [`GradientScatter::slot_bytes`](super::GradientScatter::slot_bytes). `None` takes what the weights need.
+    pub slot_bytes: Option<u64>,
+}
+
+impl Default for GradientConfig {
+    /// The sum.
+    fn default() -> Self {
+        Self { scale: 1.0, slot_bytes: None }
+    }
+}
+
+impl GradientConfig {
+    /// The mean over so many ranks.
+    pub fn mean(ranks: WorldSize) -> Self {
+        Self { scale: 1.0 / ranks.get() as f32, ..Self::default() }
+    }
+
+    /// Elements of a slot of so many at least.
+    pub(super) fn slot_elements(&self, needed: u64, element_bytes: u64) -> Result<u64> {
+        match self.slot_bytes.map(|bytes| bytes / element_bytes) {
+            Some(elements) if elements < needed => {
+                let [bytes, needed] = [elements, needed].map(|elements| elements * element_bytes);
+                let why = format!("slots of {bytes} bytes for parts of {needed}: take the most of all teams (GradientScatter::slot_bytes)");
+                Err(Error::Invalid { what: "GradientConfig", why })
+            }
+            Some(elements) => Ok(elements),
+            None => Ok(needed),
+        }
+    }
+}
+
+/// Device memory of gradients, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientBytes {
+    /// The slots in the arena.
+    pub slots: u64,
+    /// The buffers of whole gradients.
+    pub buffers: u64,
+    /// The main gradients.
+    pub main: u64,
+}
+
+impl GradientBytes {
+    /// All of it.
+    pub fn total(self) -> u64 {
+        self.slots + self.buffers + self.main
+    }
+}

@@ -1,0 +1,357 @@
+//! The gradients of a step: in buffers, on their way, and summed.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use oxtile_tile::launch::DeviceViewMut;
+
+use super::super::format::WeightFormat;
+use super::super::weight::{Weight, WeightId};
+use super::config::{GradientBytes, GradientConfig};
+use super::layout::Layout;
+use super::memory::{SLOTS, lend, lend_first, note, slot_of};
+use super::slots::Slots;
+use super::step::Steps;
+use crate::comm::{Member, WorldSize};
+use crate::runtime::module::enqueue;
+use crate::runtime::runtime::lock;
+use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::sum_parts::{AddParts, Addend};
+use crate::symmetric::Arena;
+
+/// The gradients of weights whose rows are divided among the ranks of a team.
+///
+/// Each rank computes the whole gradient of a weight from its own tokens, in a buffer of `E`, which is `bf16` or `f32`. Copy engines put the rows to their owners. The owner adds the
+/// parts of all ranks in `f32` and in the order of ranks, multiplies the sum by [`scale`](GradientConfig::scale), and adds it once to its main gradient, which is `f32`. So a
+/// main gradient has the same bits in every run.
+///
+/// 1. All ranks of the arena make theirs ([`new`](Self::new)), which takes all memory and waits for no other rank.
+/// 2. All [`open`](Self::open) it, which compares what they made.
+/// 3. In each step, for each weight: write the whole gradient into its [`buffer`](Self::buffer), and [`scatter`](Self::scatter) it. The sum of a weight is enqueued when the next one
+///    is scattered, so that the ranks need not be in step.
+/// 4. [`finish`](Self::finish) the step: then the main gradients are complete in stream order.
+///
+/// All ranks scatter the same weights in one order. None of this waits on the host or allocates, and a step may be captured, the first too: name the stream of the
+/// products and [`streams`](Self::streams) in [`Graph::capture`](crate::Graph::capture), and finish the step inside. Wait for a [ticket](Arena::ticket) of the stream that was
+/// named to `finish`: it names a rank that did not come.
+///
+/// ```
+/// use oxtile::comm::{EmulatedCommunicator, Team, WorldSize};
+/// use oxtile::sharded::{Bf16, GradientConfig, GradientScatter, Weight};
+/// use oxtile::symmetric::{Arena, ArenaOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+/// use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
+///
+/// # fn main() -> Result<()> {
+/// let (runtime, world) = (Runtime::checked(2)?, WorldSize::new(2).unwrap());
+/// let ranks = EmulatedCommunicator::world_of(&runtime, world)?;
+/// let arenas = ranks.iter().map(|rank| Arena::open(rank, ArenaOptions::default())).collect::<Result<Vec<_>>>()?;
+/// let streams = ranks.iter().map(|rank| rank.device().stream()).collect::<Result<Vec<_>>>()?;
+/// let weights = [Weight::new("fc1", [3, 4]), Weight::new("fc2", [4, 3])];
+/// let make = |(arena, stream): (&Arena, _)| {
+///     let member = Team::all(world).member(arena.rank()).unwrap();
+///     GradientScatter::<f32>::new::<Bf16>(stream, arena, &member, &weights, GradientConfig::mean(world))
+/// };
+/// let gradients = arenas.iter().zip(&streams).map(make).collect::<Result<Vec<_>>>()?;
+///
+/// // In a program of one rank each of these loops is one call.
+/// let product = runtime.load::<CopyWords>()?; // what computes a gradient
+/// for (gradients, stream) in gradients.iter().zip(&streams) {
+///     let computed = Buffer::from_slice(stream, &[2.0_f32; 12])?;
+///     for id in gradients.ids().rev() {
+///         let whole = gradients.buffer(id, stream)?;
+///         product.launch(stream, CopyWordsArgs { source: computed.view().cast(), target: whole.cast() })?;
+///         gradients.scatter(id, stream, |_| Ok(()))?;
+///     }
+///     gradients.finish(stream, |_| Ok(()))?;
+/// }
+/// for ((gradients, stream), (arena, rows)) in gradients.iter().zip(&streams).zip(arenas.iter().zip([2, 1])) {
+///     arena.ticket(stream)?.wait()?;
+///     let fc1 = gradients.ids().next().unwrap();
+///     assert_eq!(gradients.main_grad(fc1)?.to_vec(stream)?, vec![2.0; rows * 4]);
+/// }
+/// # drop(gradients);
+/// # let closing = arenas.into_iter().map(|arena| arena.close().unwrap()).collect::<Vec<_>>();
+/// # closing.into_iter().try_for_each(|arena| arena.finish())
+/// # }
+/// ```
+///
+/// # Protocol
+/// Weights take slots and buffers in turn, by their numbers: neighbours in the list of weights have different ones. The call of weight `i` comes after that of `i - 1` here.
+///
+/// | call | the caller's stream | the stream that sends | the stream that sums |
+/// |---|---|---|---|
+/// | `buffer` | after all that used the buffer | | |
+/// | `scatter` | after the puts of `i - 1`, whose buffer is next | for each owner: take FREE, put its rows, set READY; then copy the own rows, after the sum of `i - 2` | take READY of all, add the parts of `i - 1`, set FREE |
+/// | `finish` | after the last sum | | the same for the last weight |
+pub struct GradientScatter<E: Addend> {
+    pub(super) weights: Vec<Weight>,
+    pub(super) layouts: Vec<Layout>,
+    pub(super) member: Member,
+    pub(super) scale: f32,
+    pub(super) arena: Arena,
+    pub(super) add: AddParts<E>,
+    /// Whole gradients of this rank.
+    pub(super) whole: [Buffer<E>; SLOTS],
+    pub(super) main: Vec<Buffer<f32>>,
+    pub(super) send: Stream,
+    pub(super) sum: Stream,
+    /// What the ranks compare.
+    note: String,
+    state: Mutex<State<E>>,
+}
+
+/// What changes from call to call.
+pub(super) struct State<E> {
+    pub steps: Steps,
+    /// None in an arena of one rank.
+    pub slots: Option<Slots<E>>,
+    /// Whether the order of a step was declared.
+    pub is_declared: bool,
+}
+
+impl<E: Addend> GradientScatter<E> {
+    /// Takes all memory for the gradients of these weights, whose rows are divided as those of the format, and loads the kernel. Main gradients are zero, after the earlier work of
+    /// `stream`. Every rank of the arena makes it, in one order with all else that it takes from the arena. Waits for no other rank.
+    ///
+    /// Of the arena it takes twice [`slot_bytes`](Self::slot_bytes) and 4 channels, on the device beside it two buffers of the largest whole gradient, and the main gradients
+    /// ([`bytes`](Self::bytes)).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight that the format cannot hold, a scale that is no finite number, slots that are too small, or a member of another world; as
+    /// [`Arena::buffer`] and [`Arena::flags`]; out of memory.
+    pub fn new<F: WeightFormat>(
+        stream: &Stream,
+        arena: &Arena,
+        member: &Member,
+        weights: &[Weight],
+        config: GradientConfig,
+    ) -> Result<Self> {
+        const WHAT: &str = "GradientScatter::new";
+        let invalid = |why| Err(Error::Invalid { what: WHAT, why });
+        if member.team().world() != arena.world() || member.world_rank() != arena.rank() {
+            return invalid(format!("{member:?} is not of {} in an arena of {}", arena.rank(), arena.world()));
+        }
+        if !config.scale.is_finite() {
+            return invalid(format!("the scale is {}: take 1 for the sum, GradientConfig::mean for the mean", config.scale));
+        }
+        weights.iter().try_for_each(Weight::check::<F>)?;
+        let (ranks, device, element_bytes) = (member.team().size(), stream.device(), size_of::<E>() as u64);
+        let layouts: Vec<_> = weights.iter().map(|weight| Layout::new::<F>(weight, ranks, element_bytes)).collect();
+        let needed = Self::slot_bytes::<F>(weights, ranks) / element_bytes;
+        let note = format!(
+            "gradients of {} as {}, {config:?}, of {:?} by rows of {}",
+            describe(weights),
+            std::any::type_name::<E>(),
+            member.team(),
+            F::NAME
+        );
+        let slots = if arena.world() == WorldSize::ONE {
+            None
+        } else {
+            let slots = Slots::take(arena, member, config.slot_elements(needed, element_bytes)?)?;
+            slots.check_stream(stream, WHAT)?;
+            slots.declare(&note)?;
+            Some(slots)
+        };
+        let add = AddParts::new(&device.runtime())?;
+        add.prepare(&device)?;
+        let largest = layouts.iter().map(Layout::whole).max().unwrap_or(0);
+        let whole = || Buffer::named(stream, "whole gradient", largest);
+        let me = member.rank().index() as usize;
+        let main = layouts.iter().map(|layout| Buffer::zeros(stream, layout.part(me))).collect::<Result<_>>()?;
+        Ok(Self {
+            weights: weights.to_vec(),
+            layouts,
+            member: member.clone(),
+            scale: config.scale,
+            arena: arena.clone(),
+            add,
+            whole: [whole()?, whole()?],
+            main,
+            send: device.urgent_stream()?,
+            sum: device.urgent_stream()?,
+            note,
+            state: Mutex::new(State { steps: Steps::default(), slots, is_declared: false }),
+        })
+    }
+
+    /// Bytes of each of the two slots that a team of so many ranks takes from its arena for these weights.
+    pub fn slot_bytes<F: WeightFormat>(weights: &[Weight], ranks: WorldSize) -> u64 {
+        let bytes = size_of::<E>() as u64;
+        let parts = |weight: &Weight| Layout::new::<F>(weight, ranks, bytes).parts() * bytes;
+        if ranks == WorldSize::ONE { 0 } else { weights.iter().map(parts).max().unwrap_or(0) }
+    }
+
+    /// Compares what the members of the team made, and tells them that the slots of this rank are empty. Waits for them. The first [`buffer`](Self::buffer) does it too, but in a
+    /// graph, which cannot. Does nothing the second time.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for other weights, another order of them or another configuration on another rank; ranks that do not come; [`Error::NotCapturable`].
+    pub fn open(&self) -> Result<()> {
+        self.open_slots(&mut lock(&self.state))
+    }
+
+    fn open_slots(&self, state: &mut State<E>) -> Result<()> {
+        match &mut state.slots {
+            Some(slots) if !self.is_alone() => slots.open(&self.sum, &self.note),
+            _ => Ok(()),
+        }
+    }
+
+    /// The weights, in the order in which they were named.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = WeightId> + ExactSizeIterator + use<E> {
+        (0..self.weights.len()).map(WeightId)
+    }
+
+    /// The memory in which the whole gradient of a weight is computed, `[experts, rows, columns]`: the same at every call. So a product may be bound to it before the first step. It
+    /// is written between [`buffer`](Self::buffer) and [`scatter`](Self::scatter) alone: other weights have the same memory in their turn, and what is written at another time spoils
+    /// their gradients.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set.
+    pub fn target(&self, id: WeightId) -> Result<DeviceViewMut<'_, E>> {
+        let weight = self.index("GradientScatter::target", id)?;
+        Ok(lend_first(&self.whole[slot_of(weight)], self.layouts[weight].whole()))
+    }
+
+    /// Later work of `compute` may write the whole gradient of a weight, all elements of it, into what this returns. Then [`scatter`](Self::scatter) it. What was there
+    /// before is not kept. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set, one that was scattered in this step already, or a second buffer while one is out; as [`open`](Self::open), the first time;
+    /// what ended the arena.
+    pub fn buffer(&self, id: WeightId, compute: &Stream) -> Result<DeviceViewMut<'_, E>> {
+        const WHAT: &str = "GradientScatter::buffer";
+        let (weight, state) = (self.index(WHAT, id)?, &mut *lock(&self.state));
+        let capture = self.capture(WHAT, compute)?;
+        self.open_slots(state)?;
+        let begins = state.steps.is_between();
+        state.steps.give(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
+        if begins {
+            // The sums of this step come after what has read the main gradients, and not after what is enqueued there from now on.
+            note(&self.sum, &self.main.iter().map(|main| lend(main).access("main gradient")).collect::<Vec<_>>())?;
+        }
+        let whole = lend_first(&self.whole[slot_of(weight)], self.layouts[weight].whole());
+        note(compute, &[whole.access("gradient")])?;
+        Ok(whole)
+    }
+
+    /// Sends the rows of a gradient to their owners, after the work of `compute` so far, and adds up that of the weight before, which `hook` is then told of: once a step for each
+    /// weight, when its sum was enqueued. What the hook enqueues on [`main_grad`](Self::main_grad) comes after the sum, on any stream. In a graph the hook is called when the graph is
+    /// captured, and not when it is replayed. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight whose [`buffer`](Self::buffer) is not out, or a capture that not all streams are part of; what the hook returned; what ended the arena.
+    pub fn scatter(&self, id: WeightId, compute: &Stream, hook: impl FnOnce(WeightId) -> Result<()>) -> Result<()> {
+        const WHAT: &str = "GradientScatter::scatter";
+        let weight = self.index(WHAT, id)?;
+        let summed = {
+            let state = &mut *lock(&self.state);
+            let capture = self.capture(WHAT, compute)?;
+            let before = state.steps.send(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
+            let done = self.exchange(state, compute, weight, before);
+            self.or_abort(WHAT, done)?
+        };
+        summed.map_or(Ok(()), |weight| hook(WeightId(weight)))
+    }
+
+    /// Ends a step: adds up the last weight, which `hook` is told of as by [`scatter`](Self::scatter). Later work of `stream`, which may be any stream of the device, finds the main
+    /// gradients complete. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a [`buffer`](Self::buffer) that is out; as [`scatter`](Self::scatter).
+    pub fn finish(&self, stream: &Stream, hook: impl FnOnce(WeightId) -> Result<()>) -> Result<()> {
+        const WHAT: &str = "GradientScatter::finish";
+        let last = {
+            let state = &mut *lock(&self.state);
+            let capture = self.capture(WHAT, stream)?;
+            let (last, order) = state.steps.finish(&self.weights, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
+            let done = self.complete(state, stream, last, &order);
+            self.or_abort(WHAT, done)?;
+            last
+        };
+        last.map_or(Ok(()), |weight| hook(WeightId(weight)))
+    }
+
+    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set.
+    pub fn main_grad(&self, id: WeightId) -> Result<&Buffer<f32>> {
+        Ok(&self.main[self.index("GradientScatter::main_grad", id)?])
+    }
+
+    /// The same, to write: to clip it, or to add what replicas found.
+    ///
+    /// # Errors
+    /// As [`main_grad`](Self::main_grad).
+    pub fn main_grad_mut(&mut self, id: WeightId) -> Result<&mut Buffer<f32>> {
+        let weight = self.index("GradientScatter::main_grad_mut", id)?;
+        Ok(&mut self.main[weight])
+    }
+
+    /// Fills all main gradients with zeros, in stream order. May be captured.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] inside of a step; [`Error::ForeignRuntime`], [`Error::WrongDevice`]; an error of the driver.
+    #[track_caller]
+    pub fn zero_grads(&self, stream: &Stream) -> Result<()> {
+        const WHAT: &str = "GradientScatter::zero_grads";
+        let caller = std::panic::Location::caller();
+        if !lock(&self.state).steps.is_between() {
+            let why = "a step is under way, whose sums may come later: finish it before".to_owned();
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        self.main.iter().filter(|main| !main.is_empty()).try_for_each(|main| {
+            let access = lend(main).access("main gradient");
+            enqueue(stream, "fill", &[access], |id| stream.0.runtime.backend.fill(id, access.address, 0, access.bytes, caller))
+        })
+    }
+
+    /// The streams that send and that sum: a graph that has a step captures them too.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.send, &self.sum]
+    }
+
+    /// The device memory that was taken.
+    pub fn bytes(&self) -> GradientBytes {
+        GradientBytes {
+            slots: lock(&self.state).slots.as_ref().map_or(0, Slots::bytes),
+            buffers: self.whole.iter().map(|whole| whole.len() * size_of::<E>() as u64).sum(),
+            main: self.main.iter().map(|main| main.len() * 4).sum(),
+        }
+    }
+
+    fn index(&self, what: &'static str, id: WeightId) -> Result<usize> {
+        if id.index() < self.weights.len() {
+            return Ok(id.index());
+        }
+        let why = format!("there is no weight {}: these are the gradients of {}", id.index(), self.weights.len());
+        Err(Error::Invalid { what, why })
+    }
+
+    /// The graph that is captured, of which all streams are part, or none.
+    fn capture(&self, what: &'static str, stream: &Stream) -> Result<Option<u64>> {
+        self.whole[0].check_stream(stream, what)?;
+        let [number, send, sum] = [stream, &self.send, &self.sum].map(|stream| stream.0.capture().map(|capture| capture.number));
+        if number == send && number == sum {
+            return Ok(number);
+        }
+        let why = "one of the stream and those of the gradients is being captured: name GradientScatter::streams in Graph::capture too"
+            .to_owned();
+        Err(Error::Invalid { what, why })
+    }
+}
+
+/// Names and shapes, in order.
+fn describe(weights: &[Weight]) -> String {
+    let of = |Weight { name, experts, rows, columns, .. }: &Weight| format!("{name} [{experts}, {rows}, {columns}]");
+    weights.iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
+impl<E: Addend> fmt::Debug for GradientScatter<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GradientScatter").field("weights", &self.weights.len()).field("member", &self.member).finish_non_exhaustive()
+    }
+}

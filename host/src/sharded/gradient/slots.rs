@@ -1,0 +1,137 @@
+//! Memory of an owner in which the parts of all ranks arrive, and its flags.
+
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::num::Pod;
+
+use super::layout::Layout;
+use super::memory::{SLOTS, lend, note};
+use crate::comm::{Member, Rank};
+use crate::runtime::{Buffer, Result, Stream};
+use crate::symmetric::{Arena, Flags, SymmetricBuffer};
+
+/// The slots of a rank, which weights take in turn. In each, every rank has a part of its own.
+///
+/// One round of a source and an owner, in a slot:
+///
+/// 1. the source takes FREE of the owner, puts the owner's rows into its part, and sets READY;
+/// 2. the owner takes READY of all sources, adds the parts up, and sets FREE for all.
+///
+/// The waiting rank resets a flag before its writer sets it again, so a graph may hold a round.
+pub(super) struct Slots<E> {
+    arena: Arena,
+    member: Member,
+    memory: [SymmetricBuffer<E>; SLOTS],
+    ready: Flags,
+    free: Flags,
+    is_open: bool,
+}
+
+impl<E: Pod> Slots<E> {
+    /// Takes slots of so many elements, and flags: the same on every rank of the arena.
+    pub fn take(arena: &Arena, member: &Member, len: u64) -> Result<Self> {
+        let memory = [arena.buffer(len)?, arena.buffer(len)?];
+        let ready = arena.flags("rows of a gradient", SLOTS as u32)?;
+        let free = arena.flags("rows of a gradient were added", SLOTS as u32)?;
+        Ok(Self { arena: arena.clone(), member: member.clone(), memory, ready, free, is_open: false })
+    }
+
+    /// Fails unless the stream is of the arena's device.
+    pub fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
+        self.memory[0].local().check_stream(stream, what)
+    }
+
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.memory.iter().map(|slot| slot.len() * size_of::<E>() as u64).sum()
+    }
+
+    /// Tells the others what this rank makes. Does not wait.
+    pub fn declare(&self, what: &str) -> Result<()> {
+        self.arena.note(&self.name(), what)
+    }
+
+    /// Tells the others the order of a step, where the arena compares calls. Does not wait.
+    pub fn declare_order(&self, order: String) -> Result<()> {
+        self.ready.declare(order, self.others())
+    }
+
+    /// Compares what the members make, and opens the slots, once. Waits for the others.
+    pub fn open(&mut self, stream: &Stream, what: &str) -> Result<()> {
+        if self.is_open {
+            return Ok(());
+        }
+        stream.0.refuse_capture("the opening of gradients", "call GradientScatter::open before the graph is captured")?;
+        self.arena.compare_notes(&self.name(), self.ready.number() as u64, what, self.others())?;
+        for (slot, other) in (0..SLOTS as u32).flat_map(|slot| self.others().map(move |other| (slot, other))) {
+            self.free.open(stream, slot, other)?;
+        }
+        self.is_open = true;
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        format!("gradients in allocation {}", self.ready.number())
+    }
+
+    /// The other members by their numbers in the team: the next one first, so that no two ranks begin with the same.
+    fn members(&self) -> impl Iterator<Item = usize> + use<E> {
+        self.member.others().map(|other| other.index() as usize)
+    }
+
+    /// The other members by their ranks in the world, in the same order.
+    fn others(&self) -> impl Iterator<Item = Rank> + use<'_, E> {
+        self.members().map(|other| self.member.team().members()[other])
+    }
+
+    fn me(&self) -> usize {
+        self.member.rank().index() as usize
+    }
+
+    /// Puts the rows of the other members into their slots, each after its FREE.
+    pub fn send(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
+        // After all that has used the buffer, a graph's replay too: else FREE of that one could be taken here.
+        note(stream, &[whole.view().access("gradient")])?;
+        let mut batch = self.arena.batch(stream);
+        for (owner, to) in self.members().zip(self.others()).filter(|(owner, _)| layout.part(*owner) > 0) {
+            let peer = self.memory[slot].peer(to)?;
+            batch = batch.take_back(&self.free, slot as u32, to)?;
+            for rows in layout.copies(self.me(), owner) {
+                batch = batch.put_rows(&peer, whole, rows)?;
+            }
+            batch = batch.set(&self.ready, slot as u32, to)?;
+        }
+        batch.enqueue()
+    }
+
+    /// Copies this rank's own rows into its slot, after the sum that read it before.
+    pub fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
+        self.note(stream, slot)?;
+        if layout.part(self.me()) == 0 {
+            return Ok(());
+        }
+        let own = self.memory[slot].peer(self.member.world_rank())?;
+        layout.copies(self.me(), self.me()).into_iter().try_for_each(|rows| own.put_rows(stream, whole, rows))
+    }
+
+    /// Later work of the stream comes after what this rank has enqueued on the slot so far.
+    pub fn note(&self, stream: &Stream, slot: usize) -> Result<()> {
+        note(stream, &[lend(self.memory[slot].local()).access("slot")])
+    }
+
+    /// Later work of the stream may read the parts of all members.
+    pub fn accept(&self, stream: &Stream, slot: usize) -> Result<()> {
+        self.others().try_fold(self.arena.batch(stream), |batch, from| batch.take_back(&self.ready, slot as u32, from))?.enqueue()
+    }
+
+    /// The parts of all members, of this rank's rows.
+    pub fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E> {
+        let end = layout.parts() - layout.stride() + layout.part(self.me());
+        self.memory[slot].local().view().slice(0, end)
+    }
+
+    /// The others may write again what the earlier work of the stream has read.
+    pub fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()> {
+        self.memory[slot].discard(stream, 0..layout.parts())?;
+        self.others().try_fold(self.arena.batch(stream), |batch, to| batch.set(&self.free, slot as u32, to))?.enqueue()
+    }
+}

@@ -1,0 +1,177 @@
+//! A pass over a chain: weights are pulled ahead, lent one after another, and given up.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+
+use super::chain::{Array, Chain, ChainPass, Position};
+use super::format::WeightFormat;
+use super::memory::{lend, write_access};
+use super::set::ShardSet;
+use super::weight::WeightId;
+use crate::runtime::module::{note, note_read_after};
+use crate::runtime::{Error, Event, Result, Stream};
+
+/// A pass over the weights of a chain, in their order. Made by [`Published::forward`](super::Published::forward) and [`backward`](super::Published::backward).
+///
+/// A pass that is dropped before its end gives up; the next one begins anew. A pass begins and ends inside of one capture, or outside of all.
+pub struct Pass<'p, F: WeightFormat> {
+    set: &'p ShardSet<F>,
+    chain: &'p Chain<F>,
+    pass: ChainPass,
+    /// How many weights were lent.
+    taken: usize,
+    /// The ends of the pulls under way, the next one to be lent first.
+    pulled: VecDeque<Event>,
+}
+
+impl<'p, F: WeightFormat> Pass<'p, F> {
+    pub(super) fn begin(set: &'p ShardSet<F>, chain: &'p mut Chain<F>, pass: ChainPass) -> Result<Self> {
+        if chain.set != set.id {
+            let why = "the chain is of another set: make it of this one".to_owned();
+            return Err(Error::Invalid { what: "Published", why });
+        }
+        let mut pass = Self { set, chain, pass, taken: 0, pulled: VecDeque::new() };
+        (0..pass.distance().min(pass.positions().len())).try_for_each(|_| pass.pull())?;
+        Ok(pass)
+    }
+
+    fn distance(&self) -> usize {
+        self.chain.plan().distance() as usize
+    }
+
+    fn positions(&self) -> &'p [Position<F>] {
+        &self.chain.passes[self.pass as usize]
+    }
+
+    /// Pulls the next weight, if there is one, after what its slot was used for before.
+    fn pull(&mut self) -> Result<()> {
+        let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
+        let pulls = &self.chain.pulls;
+        // After the casts, and after all ranks have published: both are uses of the planes.
+        note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&self.chain.slots[position.slot])])?;
+        for Array { whole, rows } in &position.arrays {
+            self.set.planes.get_rows_each(pulls, rows, lend(whole))?;
+        }
+        self.pulled.push_back(pulls.mark()?);
+        tracing::trace!(weight = position.name, slot = position.slot, bytes = position.bytes, "pulled");
+        Ok(())
+    }
+
+    /// Lends the next weight to work on `compute`, which starts when it is there, and pulls the one that is [`distance`](super::ChainConfig::distance) further. The weight before must be given up
+    /// first: the borrow sees to that, and what was enqueued with it before is waited for by the pull that overwrites it. Does not wait on the host.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the chain has another weight next, or none, with the names of both; [`Error::NotCapturable`](crate::Error::NotCapturable) if only a part of the pass is captured; what
+    /// ended the arena; an error of the driver.
+    pub fn take<'a>(&'a mut self, weight: WeightId, compute: &Stream) -> Result<Gathered<'a, F>> {
+        let Some(position) = self.positions().get(self.taken) else {
+            return Err(invalid(format!("the pass has no weight after {}: {}", self.last(), self.wanted(weight))));
+        };
+        if position.weight != weight {
+            return Err(invalid(format!("`{}` is next in the chain: {}", position.name, self.wanted(weight))));
+        }
+        if self.pulled.is_empty() {
+            self.pull()?;
+        }
+        let Some(event) = self.pulled.front() else {
+            return Err(invalid(format!("the pull of `{}` failed before: begin the pass anew", position.name)));
+        };
+        note_read_after(compute, event, self.chain.slots[position.slot].view().access("weights"))?;
+        self.pulled.pop_front();
+        self.taken += 1;
+        if self.distance() > 0 {
+            self.pull()?;
+        }
+        Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: std::marker::PhantomData })
+    }
+
+    /// The weight that is lent next; none at the end.
+    pub fn next_weight(&self) -> Option<WeightId> {
+        self.positions().get(self.taken).map(|position| position.weight)
+    }
+
+    /// Ends the pass.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if weights of the chain were not taken, with their names.
+    pub fn finish(self) -> Result<()> {
+        let left: Vec<_> = self.positions()[self.taken..].iter().map(|position| format!("`{}`", position.name)).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        Err(invalid(format!("the pass did not take {}: take them, or leave them out of the chain", left.join(", "))))
+    }
+
+    fn last(&self) -> String {
+        self.taken.checked_sub(1).map_or("its beginning".to_owned(), |last| format!("`{}`", self.positions()[last].name))
+    }
+
+    fn wanted(&self, weight: WeightId) -> String {
+        match self.set.at("Pass::take", weight) {
+            Ok(entry) => format!("`{}` was asked for", entry.weight.name),
+            Err(_) => format!("weight {} was asked for, which the set does not have", weight.index()),
+        }
+    }
+}
+
+fn invalid(why: String) -> Error {
+    Error::Invalid { what: "Pass", why }
+}
+
+/// A whole weight, for as long as no other is taken. Work that is enqueued with it comes after its pull, on any stream, and before the pull that overwrites it.
+///
+/// ```compile_fail,E0499
+/// use oxtile::sharded::{Bf16, Pass, WeightId};
+/// # use oxtile::{Result, Stream};
+///
+/// fn two(pass: &mut Pass<'_, Bf16>, [a, b]: [WeightId; 2], stream: &Stream) -> Result<()> {
+///     let first = pass.take(a, stream)?;
+///     let second = pass.take(b, stream)?;
+///     println!("{:?}", (first.tensor(), second.tensor()));
+///     Ok(())
+/// }
+/// ```
+pub struct Gathered<'a, F: WeightFormat> {
+    tensors: &'a [F::Tensor],
+    name: &'a str,
+    /// No other weight is taken meanwhile.
+    pass: std::marker::PhantomData<&'a mut ()>,
+}
+
+impl<'a, F: WeightFormat> Gathered<'a, F> {
+    /// The matrix, or the first expert.
+    pub fn tensor(&self) -> &'a F::Tensor {
+        &self.tensors[0]
+    }
+
+    /// All matrices: one, or those of the experts.
+    pub fn tensors(&self) -> &'a [F::Tensor] {
+        self.tensors
+    }
+
+    /// The name of the weight.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+}
+
+impl<F: WeightFormat> Deref for Gathered<'_, F> {
+    type Target = F::Tensor;
+
+    fn deref(&self) -> &F::Tensor {
+        self.tensor()
+    }
+}
+
+impl<F: WeightFormat> fmt::Debug for Gathered<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gathered").field(&self.name).finish()
+    }
+}
+
+impl<F: WeightFormat> fmt::Debug for Pass<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass").field("pass", &self.pass).field("taken", &self.taken).finish_non_exhaustive()
+    }
+}

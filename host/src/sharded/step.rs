@@ -1,0 +1,140 @@
+//! The two halves of a step: shards are written and published, then read.
+
+use std::fmt;
+
+use oxtile_tile::launch::DeviceViewMut;
+use oxtile_tile::num::bf16;
+
+use super::chain::{Chain, ChainPass};
+use super::format::WeightFormat;
+use super::layout::Entry;
+use super::pass::Pass;
+use super::set::ShardSet;
+use super::weight::WeightId;
+use crate::runtime::{Error, HostElement, PinnedBuffer, Result, Stream};
+
+/// The first half of a step: this rank's values may be written. Made by [`ShardSet::update`]. If it is dropped without [`publish`](Self::publish), the other ranks wait until the deadline of the arena.
+#[must_use = "the other ranks wait for `publish`"]
+pub struct Updating<'s, F: WeightFormat> {
+    pub(super) set: &'s mut ShardSet<F>,
+    pub(super) stream: Stream,
+}
+
+impl<'s, F: WeightFormat> Updating<'s, F> {
+    /// This rank's rows of matrix `expert` of a weight, `[own rows, columns]`, to be written before [`publish`](Self::publish), on any stream: what an optimizer writes as the rounded copy
+    /// of its own values. What is not written stays as it was in the step before.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight of another set, or an expert that it does not have.
+    pub fn master(&mut self, weight: WeightId, expert: u64) -> Result<DeviceViewMut<'_, bf16>> {
+        const WHAT: &str = "Updating::master";
+        let rank = self.set.member.rank();
+        self.set.at(WHAT, weight)?;
+        let Entry { weight, shards, masters, .. } = &mut self.set.entries[weight.0];
+        let own = shards.range(rank);
+        let missing = || Error::Invalid {
+            what: WHAT,
+            why: format!("`{}` has {} matrices, none with the number {expert}", weight.name, weight.experts),
+        };
+        let values = masters.get_mut(expert as usize).ok_or_else(missing)?;
+        Ok(values.view_mut().split_at((own.end - own.start) * weight.columns).0)
+    }
+
+    /// Writes [`master`](Self::master) from the host: to load a checkpoint. Does not wait for the stream.
+    ///
+    /// # Errors
+    /// As [`master`](Self::master); [`Error::Length`] unless there are as many values; as [`Buffer::copy_from_pinned`](crate::Buffer::copy_from_pinned).
+    pub fn write<H: HostElement<Device = bf16>>(&mut self, weight: WeightId, expert: u64, values: &[H]) -> Result<()> {
+        Error::check_length("Updating::write", self.master(weight, expert)?.len(), values.len() as u64)?;
+        let master = &self.set.entries[weight.0].masters[expert as usize];
+        // SAFETY: the first elements of the matrix, which `self` has for itself; the rest is padding.
+        let mut own = unsafe { master.window::<bf16>(0, values.len() as u64) };
+        own.copy_from_pinned(&self.stream, &PinnedBuffer::from_slice(&self.stream, values)?)
+    }
+
+    /// The set.
+    pub fn set(&self) -> &ShardSet<F> {
+        self.set
+    }
+
+    /// Casts this rank's values and tells the others; later work of the streams of chains starts when all ranks have published. Formats whose scales follow from the amax of the
+    /// whole weight agree on those of all weights first. Does not wait on the host, and may be captured.
+    ///
+    /// # Errors
+    /// Of the casts; what ended the arena; an error of the driver.
+    pub fn publish(self) -> Result<Published<'s, F>> {
+        let Self { set, stream } = self;
+        let cast = set.agree(&stream).and_then(|()| set.cast(&stream)).and_then(|()| set.tell(&stream));
+        set.or_abort(&stream, "Updating::publish", cast)?;
+        // What is captured is not done.
+        set.is_published |= !stream.is_capturing();
+        Ok(Published { set })
+    }
+}
+
+/// The second half of a step: the shards of all ranks stay as they are. Made by [`Updating::publish`].
+///
+/// No [`Updating`] can be alive meanwhile:
+///
+/// ```compile_fail,E0499
+/// use oxtile::sharded::{Bf16, ShardSet};
+/// # use oxtile::{Result, Stream};
+///
+/// fn step(set: &mut ShardSet<Bf16>, stream: &Stream) -> Result<()> {
+///     let published = set.update(stream)?.publish()?;
+///     let updating = set.update(stream)?;
+///     drop(published);
+///     Ok(())
+/// }
+/// ```
+pub struct Published<'s, F: WeightFormat> {
+    pub(super) set: &'s ShardSet<F>,
+}
+
+impl<'s, F: WeightFormat> Published<'s, F> {
+    /// The set.
+    pub fn set(&self) -> &'s ShardSet<F> {
+        self.set
+    }
+
+    /// The published shards of the set's last step, in a program that has let go of the value before: work that is captured apart from the step.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no step was published, or the next one has begun. A step that was captured is not done before its graph is replayed, and does not count.
+    pub fn of(set: &'s ShardSet<F>) -> Result<Self> {
+        if set.is_published {
+            return Ok(Self { set });
+        }
+        let why = "nothing is published: call `update` and `publish` on all ranks first".to_owned();
+        Err(Error::Invalid { what: "Published::of", why })
+    }
+
+    /// Begins a forward pass of a chain: its first weights are pulled.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a chain of another set; [`Error::NotCapturable`] if the chain's stream or that of the update alone is captured; what ended the arena; an error of the driver.
+    pub fn forward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
+        Pass::begin(self.set, chain, ChainPass::Forward)
+    }
+
+    /// Begins a backward pass: the same weights in reverse order, by columns. Begin it before the work that comes between the passes is enqueued, as the loss: then its first weights
+    /// arrive meanwhile.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn backward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
+        Pass::begin(self.set, chain, ChainPass::Backward)
+    }
+}
+
+impl<F: WeightFormat> fmt::Debug for Updating<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Updating").field(&self.set).finish()
+    }
+}
+
+impl<F: WeightFormat> fmt::Debug for Published<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Published").field(&self.set).finish()
+    }
+}
