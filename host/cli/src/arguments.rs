@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `words` | one word after another, and the values that options take |
 //! | `help` | the help texts |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command; `join` is in `shard` |
 //! | `demo` | the options of `oxtile demo-checkpoint` |
 //! | `tests` | what the command line takes and refuses |
 
@@ -21,6 +21,7 @@ mod launch;
 mod new;
 mod overlap;
 mod quantize;
+mod shard;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -43,6 +44,7 @@ pub use launch::Launch;
 pub use new::New;
 pub use overlap::Overlap;
 pub use quantize::Quantize;
+pub use shard::{Join, Shard};
 pub use timeline::Timeline;
 use words::{Word, Words};
 
@@ -67,6 +69,10 @@ pub enum Request {
     Attention(Attention),
     /// Say how a gathered product would be done.
     Overlap(Overlap),
+    /// Divide a checkpoint among ranks.
+    Shard(Shard),
+    /// Put shards together.
+    Join(Join),
     /// Run a program as several ranks.
     Launch(Launch),
     /// Draw recordings.
@@ -134,13 +140,15 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         Some(Word::Value(command)) => command,
     };
     type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 13] = [
+    const COMMANDS: [(&str, Parse); 15] = [
         ("quantize", quantize::parse),
         ("dequantize", dequantize::parse),
         ("inspect", inspect::parse),
         ("compare", compare::parse),
         ("attention", attention::parse),
         ("overlap", overlap::parse),
+        ("shard", shard::parse),
+        ("join", shard::parse_join),
         ("launch", launch::parse),
         ("timeline", timeline::parse),
         ("doctor", doctor::parse),

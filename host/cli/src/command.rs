@@ -11,9 +11,9 @@ use crate::{
     compare::Comparison,
     demo, dequantize, doctor, explain,
     inspect::{Inspection, histogram},
-    launch, new, overlap,
+    join, launch, new, overlap,
     progress::Progress,
-    quantize,
+    quantize, shard,
     text::{bytes, count},
     timeline,
 };
@@ -45,6 +45,8 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             None => Ok(()),
         },
         Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
+        Request::Shard(request) => print_report(out, &shard::run(&request, &mut Progress::on_terminal())?, request.json),
+        Request::Join(request) => print_report(out, &join::run(&request, &mut Progress::on_terminal())?, request.json),
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),
         Request::Doctor(request) => {

@@ -35,7 +35,7 @@ pub fn write(path: &Path, seed: u64, dtype: Dtype) -> Result<u64, WriteError> {
     let tensors = tensors(dtype);
     let specs: Vec<_> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
     let metadata = [("format".into(), "pt".into()), ("seed".into(), seed.to_string())].into();
-    let mut writer = Writer::create(path, None, &specs, &metadata)?;
+    let mut writer = Writer::create(path, &[], &specs, &metadata)?;
     let mut parameters = 0;
     for (index, (spec, values)) in tensors.iter().enumerate() {
         let row = spec.shape.last().copied().unwrap_or(1);

@@ -86,7 +86,7 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
     let checkpoint = Checkpoint::open(input)?;
     let plan = Plan::new(&checkpoint, *dtype, *direction)
         .map_err(|error| JobError::Plan { file: input.display().to_string(), error: error.into() })?;
-    let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
+    let writer = Writer::create(output, &[input], &plan.outputs, &plan.metadata)?;
     progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
     let bytes = [checkpoint.bytes(), writer.bytes()];
     let mut job = Job { checkpoint: &checkpoint, device, progress, writer };

@@ -10,10 +10,12 @@ use crate::{
     doctor::Broken,
     explain::ExplainError,
     inspect::HistogramError,
+    join::JoinError,
     launch::LaunchError,
     new::NewError,
     quantize::job::JobError,
     safetensors::{ReadError, WriteError},
+    shard::ShardError,
     timeline::DrawError,
 };
 
@@ -47,6 +49,12 @@ pub enum Error {
     /// A product that cannot be planned.
     #[error(transparent)]
     Overlap(oxtile::Error),
+    /// Shards that cannot be made.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// Shards that cannot be put together.
+    #[error(transparent)]
+    Join(#[from] JoinError),
     /// A launch.
     #[error(transparent)]
     Launch(#[from] LaunchError),

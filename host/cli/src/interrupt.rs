@@ -3,7 +3,7 @@
 use std::{
     io,
     mem::MaybeUninit,
-    path::{Path, PathBuf},
+    path::PathBuf,
     ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     thread,
@@ -15,6 +15,7 @@ use signal_hook::{
     iterator::{Handle, Signals},
     low_level::emulate_default_handler,
 };
+use tempfile::NamedTempFile;
 
 /// Files to be removed when a signal ends the process.
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -75,9 +76,13 @@ pub fn install() -> io::Result<()> {
                 continue;
             }
             if ENDS.contains(&signal) {
-                for path in lock().iter() {
+                // Held until the process has ended: no file is made meanwhile.
+                let unfinished = lock();
+                for path in unfinished.iter() {
                     let _ = std::fs::remove_file(path);
                 }
+                let _ = emulate_default_handler(signal);
+                continue;
             }
             let _ = emulate_default_handler(signal);
         }
@@ -96,10 +101,16 @@ fn is_ignored(signal: i32) -> bool {
     action.sa_sigaction == libc::SIG_IGN
 }
 
-/// Has `path` removed if a signal ends the process while the registration lives.
-pub(crate) fn remove_on_signal(path: &Path) -> Registration {
-    lock().push(path.into());
-    Registration(path.into())
+/// Makes a file that a signal which ends the process removes while the registration lives. No signal comes between the two.
+///
+/// # Errors
+/// Of `create`.
+pub(crate) fn removed_on_signal(create: impl FnOnce() -> io::Result<NamedTempFile>) -> io::Result<(NamedTempFile, Registration)> {
+    let mut unfinished = lock();
+    let file = create()?;
+    unfinished.push(file.path().into());
+    let registration = Registration(file.path().into());
+    Ok((file, registration))
 }
 
 /// Keeps a file on the list of those that a signal removes.

@@ -1,4 +1,4 @@
-//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `overlap`, `launch`, `timeline`, `doctor`, `new`, `build`,
+//! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`,
 //! `explain` and `demo-checkpoint`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the commands of these names |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the commands of these names |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
@@ -27,6 +27,7 @@ pub mod error;
 pub mod explain;
 pub mod inspect;
 pub mod interrupt;
+pub mod join;
 pub mod launch;
 pub mod message;
 pub mod new;
@@ -35,6 +36,7 @@ pub mod overlap;
 pub mod progress;
 pub mod quantize;
 pub mod safetensors;
+pub mod shard;
 pub mod text;
 pub mod timeline;
 

@@ -36,14 +36,14 @@ impl Output {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        let temporary = tempfile::Builder::new()
-            .prefix(".oxtile-")
-            .suffix(".partial")
-            // The user's umask decides, as for any file a program creates.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .map_err(|error| WriteError::Io { file: path.into(), action: "create a temporary file beside it", error })?;
-        let registered = interrupt::remove_on_signal(temporary.path());
+        let mut builder = tempfile::Builder::new();
+        // The user's umask decides, as for any file a program creates.
+        builder.prefix(".oxtile-").suffix(".partial").permissions(Permissions::from_mode(0o666));
+        let (temporary, registered) = interrupt::removed_on_signal(|| builder.tempfile_in(folder)).map_err(|error| WriteError::Io {
+            file: path.into(),
+            action: "create a temporary file beside it",
+            error,
+        })?;
         Ok(Self { temporary, _registered: registered, path: path.into() })
     }
 
@@ -62,12 +62,20 @@ impl Output {
         WriteError::Io { file: self.path.clone(), action, error }
     }
 
+    /// Makes the file durable under its temporary name.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn complete(&self) -> Result<(), WriteError> {
+        self.file().sync_all().map_err(|error| self.error("flush to disk", error))
+    }
+
     /// Makes the file durable and gives it its name, replacing what stood there.
     ///
     /// # Errors
     /// If the system refuses; nothing is left then.
     pub fn finish(self) -> Result<(), WriteError> {
-        self.file().sync_all().map_err(|error| self.error("flush to disk", error))?;
+        self.complete()?;
         let path = self.path;
         let folder = self.temporary.path().parent().map(Path::to_path_buf);
         let renamed = self.temporary.persist(&path);

@@ -119,7 +119,7 @@ fn every_recipe_agrees_with_the_oracle_there_and_back() {
     let [quantized, oracle, restored] = ["quantized", "oracle", "restored"].map(|name| folder.path().join(name));
     let before = Checkpoint::open(&input).expect("valid");
     let recipes = recipes();
-    assert_eq!(recipes.len(), 3 * 2 + (3 * 3 + 2 * 2) + 3 + 3, "formats, directions and options");
+    assert_eq!(recipes.len(), 3 * 2 + (3 * 3 + 2 * 2) + 3 * 2 + 3 + 3, "formats, directions and options");
     let mut back = 0;
     for recipe in recipes {
         convert("quantize", &input, &quantized, &options(&recipe));

@@ -3,10 +3,15 @@
 mod common;
 
 use common::{names, small_checkpoint};
+use oxtile::comm::WorldSize;
 use oxtile_cli::{
+    arguments::{Device, Join, Shard},
     inspect::Inspection,
+    join,
     progress::Progress,
+    quantize::Directions,
     safetensors::{Checkpoint, Tensor},
+    shard::{self, ShardFormat},
 };
 
 /// SplitMix64.
@@ -86,4 +91,66 @@ fn mutants_are_read_or_refused() {
     println!("{CASES} mutants: {read} read, {quantized} of every 32nd of them quantized");
     assert!(read > CASES / 50 && read < CASES / 2, "{read} of {CASES} mutants are valid: the mutations are too weak or too wild");
     assert!(quantized > 0, "no mutant reached the output");
+}
+
+/// Puts other digits in the place of one or two of the header's, which leaves most headers valid.
+fn change_digits(bytes: &mut [u8], random: &mut Random) {
+    let digits: Vec<usize> = (8..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()).collect();
+    for _ in 0..=random.below(2) {
+        bytes[digits[random.below(digits.len())]] = b"0123456789"[random.below(10)];
+    }
+}
+
+#[test]
+fn mutants_of_shards_are_joined_or_refused() {
+    const CASES: usize = 3000;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let request = Shard {
+        input: small_checkpoint(folder.path()),
+        output_prefix: Some(path("p")),
+        world: WorldSize::new(2).expect("ranks"),
+        format: ShardFormat::Keep,
+        directions: Directions::Rows,
+        distances: Vec::new(),
+        device: Device::Emulated,
+        json: false,
+    };
+    shard::run(&request, &mut Progress::hidden()).expect("a valid checkpoint");
+    let files = [path("p-00001-of-00002.safetensors"), path("p-00002-of-00002.safetensors")];
+    let original = files.each_ref().map(|file| std::fs::read(file).expect("just written"));
+    let before = names(folder.path());
+    let request = Join { inputs: files.to_vec(), output: path("joined"), json: false };
+    let tensors = |path: &std::path::Path| -> Vec<_> {
+        let file = Checkpoint::open(path).expect("valid");
+        file.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.dtype, tensor.shape.clone())).collect()
+    };
+    join::run(&request, &mut Progress::hidden()).expect("valid shards");
+    let whole = tensors(&request.output);
+    std::fs::remove_file(&request.output).expect("it is there");
+    let (mut joined, mut stated) = (0, 0);
+    for seed in 0..CASES {
+        let random = &mut Random(seed as u64);
+        let which = random.below(2);
+        let mut bytes = original[which].clone();
+        if random.below(2) == 0 {
+            change_digits(&mut bytes, random)
+        } else {
+            mutate(&mut bytes, random)
+        }
+        std::fs::write(&files[which], &bytes).expect("a writable folder");
+        match join::run(&request, &mut Progress::hidden()) {
+            Ok(_) => {
+                joined += 1;
+                let found = tensors(&request.output);
+                assert!(found.len() == whole.len(), "seed {seed}: {found:?}");
+                std::fs::remove_file(&request.output).expect("it is there");
+            }
+            Err(error) => stated += usize::from(!matches!(error, join::JoinError::Read(_))),
+        }
+        assert_eq!(names(folder.path()), before, "seed {seed}");
+        std::fs::write(&files[which], &original[which]).expect("a writable folder");
+    }
+    println!("{CASES} mutants of shards: {joined} joined, {stated} refused by what they state");
+    assert!(joined > 20 && stated > 200, "the mutations are too weak or too wild: {joined} joined, {stated} refused by what they state");
 }

@@ -189,6 +189,90 @@ fn the_document_with_a_histogram() {
 }
 
 #[test]
+fn the_documents_of_shard_and_join() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, prefix, joined) = (small_checkpoint(folder.path()), folder.path().join("p"), folder.path().join("joined"));
+    let document = |words: &[&dyn AsRef<std::ffi::OsStr>]| {
+        let done = run(words);
+        assert!(done.status.success(), "{}", stderr(&done));
+        String::from_utf8(done.stdout).expect("UTF-8")
+    };
+    let common = [".command string", ".format string", ".ranks number", ".schema number", ".version string"];
+    let expected = |more: &[&'static str]| common.iter().chain(more).map(|line| (*line).to_owned()).collect::<BTreeSet<_>>();
+    let found = |document: &str| shape_of(document).into_iter().collect::<BTreeSet<_>>();
+    let shard: [&dyn AsRef<std::ffi::OsStr>; 8] = [&"shard", &"--json", &"-i", &input, &"--ranks", &"2", &"--format", &"mxfp8"];
+    let written = document(&[&shard[..], &[&"--device", &"emulated", &"--output-prefix", &prefix]].concat());
+    let of_files = [
+        ".device.name string",
+        ".device.reason string",
+        ".device.requested string",
+        ".direction string",
+        ".files[].bytes number",
+        ".files[].file string",
+        ".files[].rank number",
+        ".input string",
+        ".input_bytes number",
+        ".model string",
+        ".plan null",
+        ".seconds number",
+        ".tensors[].action string",
+        ".tensors[].dtype string",
+        ".tensors[].name string",
+        ".tensors[].reason null",
+        ".tensors[].reason string",
+        ".tensors[].rows[] number",
+        ".tensors[].shape[] number",
+        ".tensors[].sides[].amax number",
+        ".tensors[].sides[].direction string",
+        ".tensors[].sides[].exact bool",
+        ".tensors[].sides[].non_finite number",
+        ".tensors[].sides[].saturated number",
+        ".tensors[].sides[].snr_db number",
+        ".tensors[].sides[].zeros number",
+    ];
+    assert_eq!(found(&written), expected(&of_files));
+    let parsed: Value = serde_json::from_str(&written).expect("JSON");
+    let matrix = parsed["tensors"].as_array().expect("an array").iter().find(|tensor| tensor["name"] == "matrix").expect("it is there");
+    assert_eq!((&matrix["action"], &matrix["rows"]), (&"quantized".into(), &serde_json::json!([2, 0])));
+    let planned = document(&[&shard[..], &[&"--plan"]].concat());
+    let of_plan = [
+        ".device null",
+        ".direction string",
+        ".input string",
+        ".input_bytes number",
+        ".model null",
+        ".plan.backward_bytes number",
+        ".plan.distances[].bytes number",
+        ".plan.distances[].distance number",
+        ".plan.distances[].slots[] number",
+        ".plan.elements number",
+        ".plan.forward_bytes number",
+        ".plan.gradient_bytes number",
+        ".plan.largest_bytes number",
+        ".plan.order string",
+        ".plan.shard_bytes number",
+        ".plan.weights number",
+        ".seconds null",
+    ];
+    assert_eq!(found(&planned), expected(&of_plan));
+    let parts = [1, 2].map(|part| format!("{}-{part:05}-of-00002.safetensors", prefix.display()));
+    let together = document(&[&"join", &"--json", &"--inputs", &parts[1], &parts[0], &"--output", &joined]);
+    let of_join = [
+        ".direction string",
+        ".input_bytes number",
+        ".inputs[] string",
+        ".model string",
+        ".output string",
+        ".output_bytes number",
+        ".seconds number",
+        ".tensors number",
+    ];
+    assert_eq!(found(&together), expected(&of_join));
+    let joined: Value = serde_json::from_str(&together).expect("JSON");
+    assert_eq!((&joined["inputs"][0], &joined["model"], &joined["tensors"]), (&parts[0].as_str().into(), &parsed["model"], &14.into()));
+}
+
+#[test]
 fn the_document_of_attention() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));

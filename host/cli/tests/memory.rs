@@ -58,6 +58,21 @@ fn inspecting_takes_less_than_a_tensor() {
     assert!(peak < TENSOR_BYTES / 2, "{} MiB", peak >> 20);
 }
 
+/// As [`quantizing_takes_less_than_the_file`].
+#[test]
+fn sharding_and_joining_take_less_than_the_file() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, prefix, joined) = (large_checkpoint(folder.path()), folder.path().join("p"), folder.path().join("joined"));
+    let mut command = oxtile();
+    let sharding = peak_memory(command.args(["shard", "--ranks", "3", "--input"]).arg(&input).arg("--output-prefix").arg(&prefix));
+    let part = |rank| folder.path().join(format!("p-{rank:05}-of-00003.safetensors"));
+    let joining = peak_memory(oxtile().args(["join", "--inputs"]).args([1, 2, 3].map(part)).arg("--output").arg(&joined));
+    println!("shard and join: {} and {} MiB resident for {} MiB of file", sharding >> 20, joining >> 20, (TENSORS * TENSOR_BYTES) >> 20);
+    assert!(sharding.max(joining) < TENSOR_BYTES, "{} and {} MiB", sharding >> 20, joining >> 20);
+    let same = oxtile().arg("compare").args([&input, &joined]).args(["--max-relative", "0"]).output().expect("the binary runs");
+    assert!(same.status.success(), "{}", common::stderr(&same));
+}
+
 /// Pages of the mapped file count, as many as the system leaves mapped: from less than one tensor to more than two.
 #[test]
 fn quantizing_takes_less_than_the_file() {

@@ -105,7 +105,7 @@ fn files_that_are_not_quantized_are_refused_and_leave_nothing() {
     damaged("", "");
     for (from, to, expected) in [
         ("\"shape\":[2,1]", "\"shape\":[2]", "tensor `m_scale` is F8_E8M0 [2], where `m` needs F8_E8M0 [2x1]"),
-        ("\"mxfp8\"", "\"int4\"", "oxtile.format = \"int4\", which is none of: mxfp8, nvfp4, fp8, fp8-block"),
+        ("\"mxfp8\"", "\"int4\"", "oxtile.format = \"int4\", which is none of: mxfp8, nvfp4, nvfp4-squares, fp8, fp8-block"),
         ("_version\":\"2\"", "_version\":\"1\"", "format_version = \"1\", and this program reads \"2\""),
         ("\"row\"", "\"column\"", "tensor `m_columnwise` is missing, which `m` needs"),
         ("\"m_scale\"", "\"n_scale\"", "tensor `m_scale` is missing, which `m` needs"),

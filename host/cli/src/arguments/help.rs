@@ -13,6 +13,8 @@ Commands:
   inspect          Show the tensors of a safetensors file and what their values are like
   attention        Attend: queries, keys and values in, the result out
   overlap          Say how a product would be done of which ranks gather an operand, and why
+  shard            Divide the tensors of a safetensors file among ranks, a file each, quantized or as they are
+  join             Put the files of shard together again
   launch           Run a program as several ranks on this host
   timeline         Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
   doctor           List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
@@ -36,11 +38,12 @@ Options:
   -o, --output FILE      The checkpoint to write; it appears only when it is complete
       --format FORMAT    mxfp8 (the default): E4M3 elements, an E8M0 scale for every 32 neighbours
                          nvfp4: E2M1 elements, an E4M3 scale for every 16, one more for the tensor
+                         nvfp4-squares: the same with one scale for 16 by 16, the same values in both directions
                          fp8: E4M3 elements, an F32 scale for the tensor
                          fp8-block: E4M3 elements, an F32 scale for every 128
       --direction DIR    row (the default), column, both: which neighbours share a scale
-      --interleave       mxfp8, nvfp4: scales in padded tiles of 128x4, as block-scaled matrix multiplication reads them
-                         (default: one after another)
+      --interleave       mxfp8, nvfp4, nvfp4-squares: scales in padded tiles of 128x4, as block-scaled matrix multiplication
+                         reads them (default: one after another)
       --hadamard         nvfp4 by column or both, BF16 tensors: columns go through the random Hadamard transform before
                          (default: as they are)
       --stochastic SEED  nvfp4, BF16 tensors: stochastic rounding, the same for the same seed, a number from 0 to 2^64 - 1
@@ -60,13 +63,14 @@ and by columns, of the transpose but for mxfp8
              NAME_columnwise_global_scale  F32  [1]
   fp8        NAME_columnwise         F8_E4M3  [K, M]     NAME_columnwise_scale  F32      [1]
   fp8-block  NAME_columnwise         F8_E4M3  [K, M]     NAME_columnwise_scale  F32      [K, M/128]
-each with the largest magnitude that it was cast with, F32 [1], as NAME_amax or NAME_columnwise_amax. F32 scales are what
-codes are multiplied by; pairs of nvfp4 codes have the even element in the low nibble; a block at the end of a row of
-fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to multiples of 128 and 4.
+each with the largest magnitude that it was cast with, F32 [1], as NAME_amax or NAME_columnwise_amax; nvfp4-squares has the
+tensors of nvfp4. F32 scales are what codes are multiplied by; pairs of nvfp4 codes have the even element in the low nibble; a
+block at the end of a row of fp8-block may be shorter. Interleaved scales are [outer, blocks], padded to multiples of 128 and 4.
 K, or M where columns are quantized, must be a multiple of 32 (mxfp8), 16 (nvfp4) or 8 (fp8-block); by columns nvfp4 and
-fp8-block ask it of both. With --hadamard or --stochastic F32 and F16 tensors are not quantized: the transform and
-stochastic rounding are defined for BF16, and rounding to BF16 first would change the result. Every other tensor is copied
-as it is and listed with the reason. The metadata holds format, options, and type and shape of every tensor as it was.
+fp8-block ask it of both, as nvfp4-squares always does. With --hadamard or --stochastic F32 and F16 tensors are not quantized:
+the transform and stochastic rounding are defined for BF16, and rounding to BF16 first would change the result. Every other
+tensor is copied as it is and listed with the reason. The metadata holds format, options, and type and shape of every tensor
+as it was.
 ";
 
 pub const LAUNCH_HELP: &str = "\
@@ -138,6 +142,50 @@ chunked     a product for each rank's shard, once it is there
 sequential  the product after the whole gather
 
 The times are a model's, of H200s of one host. `oxtile::overlap::AllGatherConfig::choose` chooses the same.
+";
+
+pub const SHARD_HELP: &str = "\
+Divide the tensors of a safetensors file among ranks
+
+Usage: oxtile shard --input FILE --ranks RANKS --output-prefix PREFIX [OPTIONS]
+       oxtile shard --input FILE --ranks RANKS --plan [OPTIONS]
+
+Options:
+  -i, --input FILE            The checkpoint to read
+      --ranks RANKS           How many ranks, from 1 to 4096
+      --output-prefix PREFIX  The files to write: PREFIX-00001-of-0000N.safetensors is rank 0's, and so on; they appear only
+                              when all are complete
+      --format FORMAT         keep (the default): tensors as they are
+                              bf16: tensors of two or more dimensions, F32 or F16, are rounded to BF16
+                              fp8, mxfp8, nvfp4, nvfp4-squares: matrices are quantized as by oxtile quantize
+      --direction DIR         row (the default), column, both: as of oxtile quantize
+      --plan                  Write nothing: say what weights that ranks gather when they use them take of memory and traffic
+      --distance D            With --plan: how many gathers run ahead, from 0 to 64 (default: 1, 2 and 3, one after another)
+      --device DEVICE         auto (the default): a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+      --json                  Print one JSON document (default: tables)
+  -h, --help                  Show this
+
+Each tensor is divided by rows, its first dimension: all ranks have the same number of them, but for the last ones, which may
+have fewer or none. A quantized tensor is divided as the matrix that it is quantized as, in multiples of 32 rows (mxfp8) or 16
+(nvfp4, nvfp4-squares), so that the parts are those of the whole's codes and scales; codes by columns that are those of the
+transpose are divided by its columns. What has no rows (scalars, amaxes, scales of a whole tensor) is in every file. The whole is
+never in memory. A file's metadata has its rank, the format, a fingerprint of the model, and each tensor's shape and first row.
+";
+
+pub const JOIN_HELP: &str = "\
+Put the files of oxtile shard together again
+
+Usage: oxtile join --inputs FILE... --output FILE [OPTIONS]
+
+Options:
+  -i, --inputs FILE...  The files of all ranks, in any order
+  -o, --output FILE     The checkpoint to write; it appears only when it is complete
+      --json            Print one JSON document (default: lines)
+  -h, --help            Show this
+
+Of format keep the tensors are those of the checkpoint before, byte for byte; of a quantized one the file is that of oxtile
+quantize with the same format and direction. Files of which one is missing, twice there, of another model or damaged are
+refused, with the file and tensor at fault.
 ";
 
 pub const DOCTOR_HELP: &str = "\

@@ -1,7 +1,10 @@
 //! What the command line takes and refuses.
 
 use super::*;
-use crate::quantize::{Direction, Directions, Format, Recipe};
+use crate::{
+    quantize::{Direction, Directions, Format, Recipe},
+    shard::ShardFormat,
+};
 
 fn words(line: &str) -> Result<Request, UsageError> {
     parse(line.split_whitespace())
@@ -73,6 +76,32 @@ fn every_option_reaches_its_command() {
     assert_eq!(words("new a --path b --oxtile c").expect("valid"), Request::New(new));
     let overlap = Overlap { plan: [8192, 4096, 64], ranks: 4, json: true };
     assert_eq!(words("overlap --plan 8192,4096,64 --ranks 4 --json").expect("valid"), Request::Overlap(overlap));
+    let shard = Shard {
+        input: "a".into(),
+        output_prefix: Some("b".into()),
+        world: oxtile::comm::WorldSize::new(4).expect("ranks"),
+        format: ShardFormat::Quantized(Format::Nvfp4Squares),
+        directions: Directions::Both,
+        distances: vec![1, 2, 3],
+        device: Device::Emulated,
+        json: true,
+    };
+    let line = "shard -i a --output-prefix b --ranks 4 --format nvfp4-squares --direction both --device emulated --json";
+    assert_eq!(words(line).expect("valid"), Request::Shard(shard));
+    let plan = Shard {
+        input: "a".into(),
+        output_prefix: None,
+        world: oxtile::comm::WorldSize::ONE,
+        format: ShardFormat::Keep,
+        directions: Directions::Rows,
+        distances: vec![0],
+        device: Device::Auto,
+        json: false,
+    };
+    assert_eq!(words("shard --input a --ranks 1 --plan --distance 0").expect("valid"), Request::Shard(plan));
+    let join = |json| Join { inputs: vec!["a".into(), "b".into(), "c".into()], output: "d".into(), json };
+    assert_eq!(words("join --inputs a b c --output d").expect("valid"), Request::Join(join(false)));
+    assert_eq!(words("join -i a -i b -i c --json -o d").expect("valid"), Request::Join(join(true)));
     assert_eq!(words("doctor --json").expect("valid"), Request::Doctor(Doctor { json: true }));
     let timeline = Timeline { files: vec!["a".into(), "b".into()], svg: Some("c".into()), merged: Some("d".into()) };
     assert_eq!(words("timeline a --svg c b --merged d").expect("valid"), Request::Timeline(timeline));
@@ -90,6 +119,8 @@ fn every_option_reaches_its_command() {
         "timeline --help",
         "doctor --help",
         "overlap --help",
+        "shard --help",
+        "join -h",
         "demo-checkpoint --help",
     ] {
         assert!(matches!(words(line), Ok(Request::Help(_))), "{line}");
@@ -120,6 +151,24 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("overlap --plan 1,2 --ranks 4").contains("--plan \"1,2\" is not M,N,K: three numbers from 1 to 2147483647"));
     assert!(refusal("overlap --plan 1,2,3 --ranks 0").contains("--ranks \"0\" is not a number from 1 to "));
     assert!(refusal("overlap --ranks 4").contains("--plan M,N,K is missing; `oxtile overlap --help`"));
+    for (options, expected) in [
+        ("--ranks 2", "--output-prefix PREFIX is missing, or --plan"),
+        ("--output-prefix b", "--ranks RANKS is missing"),
+        ("--output-prefix b --ranks 0", "--ranks \"0\" is not a number from 1 to 4096"),
+        ("--output-prefix b --ranks 2 --plan", "--plan writes no file: leave --output-prefix out"),
+        ("--output-prefix b --ranks 2 --distance 1", "--distance goes with --plan"),
+        ("--ranks 2 --plan --distance 65", "--distance \"65\" is not a number from 0 to 64"),
+        ("--output-prefix b --ranks 2 --direction both", "--direction goes with a format that quantizes, not with --format keep"),
+        ("--ranks 2 --plan --format fp8 --direction row", "--plan counts both directions"),
+        ("--output-prefix b --ranks 2 --format fp8-block", "none of: keep, bf16, fp8, mxfp8, nvfp4, nvfp4-squares"),
+        ("--output-prefix b/ --ranks 2", "--output-prefix names a folder"),
+    ] {
+        let said = refusal(&format!("shard -i a {options}"));
+        assert!(said.contains(expected) && said.contains("oxtile shard --help"), "{options}: {said}");
+    }
+    assert!(refusal("join --output b").contains("--inputs FILE... is missing; `oxtile join --help`"));
+    assert!(refusal("join --inputs --output b").contains("--inputs"));
+    assert!(refusal("join --inputs a").contains("--output FILE is missing"));
     assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed \"x\" is not a whole number"));
     assert!(refusal("help launches").contains("no command is named \"launches\""));
     assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));
@@ -132,13 +181,13 @@ fn refusals_name_the_word_and_the_help() {
 fn options_that_do_not_go_together_are_refused_with_those_that_do() {
     let quantize = |options: &str| format!("quantize -i a -o b {options}");
     for (options, expected) in [
-        ("--interleave --format fp8", "--interleave goes with --format mxfp8 or nvfp4, not with --format fp8"),
-        ("--interleave --format fp8-block", "--interleave goes with --format mxfp8 or nvfp4, not with --format fp8-block"),
+        ("--interleave --format fp8", "--interleave goes with --format mxfp8, nvfp4 or nvfp4-squares, not with --format fp8"),
+        ("--interleave --format fp8-block", "--interleave goes with --format mxfp8, nvfp4 or nvfp4-squares, not with --format fp8-block"),
         ("--hadamard --direction column", "--hadamard goes with --format nvfp4, not with --format mxfp8"),
         ("--hadamard --format nvfp4", "it goes with --direction column or both, not with row"),
         ("--stochastic 1 --format fp8", "--stochastic goes with --format nvfp4, not with --format fp8"),
         ("--direction up", "--direction \"up\" is none of: row, column, both"),
-        ("--format int4", "none of: mxfp8, nvfp4, fp8, fp8-block"),
+        ("--format int4", "none of: mxfp8, nvfp4, nvfp4-squares, fp8, fp8-block"),
         ("--stochastic -1 --format nvfp4", "--stochastic \"-1\" is not a whole number from 0 to 18446744073709551615"),
         ("--stochastic", "--stochastic"),
     ] {

@@ -56,6 +56,17 @@ impl Words<'_> {
         if value.is_empty() { Err(self.error(format!("{flag} \"\" names no file"))) } else { Ok(value.into()) }
     }
 
+    /// The option's values, up to the next option, as paths, which are not empty.
+    pub fn paths(&mut self, flag: &str) -> Result<Vec<PathBuf>, UsageError> {
+        let command = self.command;
+        let values = self.parser.values().map_err(|error| UsageError { command, reason: error.to_string() })?;
+        let paths: Vec<PathBuf> = values.map(PathBuf::from).collect();
+        match paths.iter().any(|path| path.as_os_str().is_empty()) {
+            true => Err(self.error(format!("{flag} \"\" names no file"))),
+            false => Ok(paths),
+        }
+    }
+
     /// The option's value as text.
     pub fn text(&mut self) -> Result<String, UsageError> {
         let value = self.parser.value().and_then(|value| value.string());

@@ -321,7 +321,7 @@ where
 
 fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<(), WriteError> {
     let specs = plan.outputs();
-    let mut writer = Writer::create(path, Some(input), &specs, &BTreeMap::new())?;
+    let mut writer = Writer::create(path, &[input], &specs, &BTreeMap::new())?;
     for (spec, bytes) in specs.iter().zip(tensors) {
         writer.append(&spec.name, bytes)?;
     }

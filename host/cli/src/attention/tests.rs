@@ -19,7 +19,7 @@ use crate::{
 fn write(path: &Path) {
     let shape = vec![2, 12, 1, 8];
     let specs = ["q", "k", "v", "dout"].map(|name| TensorSpec { name: name.to_owned(), dtype: Dtype::Bf16, shape: shape.clone() });
-    let mut writer = Writer::create(path, None, &specs, &BTreeMap::new()).expect("a new file");
+    let mut writer = Writer::create(path, &[], &specs, &BTreeMap::new()).expect("a new file");
     for (spec, first) in specs.iter().zip(1_u32..) {
         let values: Vec<_> = (0..192).map(|i| bf16::from_f32(((i * 37 + first * 101) % 64) as f32 / 32.0 - 1.0)).collect();
         writer.append(&spec.name, &bytes_of(&values)).expect("room");

@@ -11,7 +11,7 @@ use crate::{
     dequantize::{self, Matrix, Plan},
     output::Output,
     progress::Progress,
-    quantize::{Format, metadata::FORMAT_KEY, runtime},
+    quantize::{metadata::FORMAT_KEY, runtime},
     safetensors::{Checkpoint, Dtype, ReadError, Tensor, TensorSpec, WriteError},
     text::{count, printable, shape},
 };
@@ -154,7 +154,7 @@ fn gather_codes(checkpoint: &Checkpoint, matrix: &Matrix<'_>, title: &str, progr
         Ok(())
     })?;
     let factor = match matrix.side.format {
-        Format::Nvfp4 => f64::from(matrix.amax(checkpoint).map_err(HistogramError::from)?) / 2688.0,
+        format if format.is_nvfp4() => f64::from(matrix.amax(checkpoint).map_err(HistogramError::from)?) / 2688.0,
         _ => 1.0,
     };
     Statistics::visit(matrix.side.format.scale_dtype(), &matrix.compact_scales(checkpoint, &mut device)?, |scale| {

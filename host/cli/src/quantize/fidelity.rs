@@ -67,7 +67,7 @@ impl Fidelity {
                 let factor = scales.factor(line, block);
                 let mut sums = Self { elements: input.len() as u64, ..Self::default() };
                 let input = input.iter().map(|&x| f64::from(x));
-                if side.format == Format::Nvfp4 {
+                if side.format.is_nvfp4() {
                     let codes = data.iter().flat_map(|&pair| [pair & 0xf, pair >> 4]);
                     sums.add_pairs(input.zip(codes.map(|code| E2M1[usize::from(code)] * factor)), scales.limit(factor));
                 } else {
@@ -126,7 +126,7 @@ impl<'a> Scales<'a> {
         let index = line / self.lines * self.stride + block;
         match self.format {
             Format::Mxfp8 => e8m0(self.codes[index]),
-            Format::Nvfp4 => nvfp4_factor(self.codes[index], self.amax),
+            Format::Nvfp4 | Format::Nvfp4Squares => nvfp4_factor(self.codes[index], self.amax),
             Format::Fp8 | Format::Fp8Block => f64::from(f32::from_le_bytes(self.codes.as_chunks().0[index])),
         }
     }
@@ -136,7 +136,7 @@ impl<'a> Scales<'a> {
     fn limit(&self, factor: f64) -> f64 {
         let largest = match self.format {
             Format::Mxfp8 => 448.0,
-            Format::Nvfp4 => 7.0,
+            Format::Nvfp4 | Format::Nvfp4Squares => 7.0,
             Format::Fp8 | Format::Fp8Block => 464.0,
         };
         if factor == 0.0 { f64::INFINITY } else { largest * factor }

@@ -13,6 +13,8 @@ pub enum Format {
     Mxfp8,
     /// E2M1 elements, one E4M3 scale for 16 neighbours, one f32 for the tensor.
     Nvfp4,
+    /// The same with one scale for 16 by 16 elements, repeated for each of their rows, or columns: both directions have the same values.
+    Nvfp4Squares,
     /// E4M3 elements, one f32 scale for the tensor.
     Fp8,
     /// E4M3 elements, one f32 scale for 128 neighbours.
@@ -21,13 +23,14 @@ pub enum Format {
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 4] = [Self::Mxfp8, Self::Nvfp4, Self::Fp8, Self::Fp8Block];
+    pub const ALL: [Self; 5] = [Self::Mxfp8, Self::Nvfp4, Self::Nvfp4Squares, Self::Fp8, Self::Fp8Block];
 
     /// Its name on the command line and in the output's metadata.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mxfp8 => "mxfp8",
             Self::Nvfp4 => "nvfp4",
+            Self::Nvfp4Squares => "nvfp4-squares",
             Self::Fp8 => "fp8",
             Self::Fp8Block => "fp8-block",
         }
@@ -38,6 +41,7 @@ impl Format {
         match self {
             Self::Mxfp8 => "E4M3 elements, an E8M0 scale for every 32 of a row",
             Self::Nvfp4 => "E2M1 elements, an E4M3 scale for every 16 of a row, one for the tensor",
+            Self::Nvfp4Squares => "E2M1 elements, an E4M3 scale for every 16x16, one for the tensor",
             Self::Fp8 => "E4M3 elements, an F32 scale for the tensor",
             Self::Fp8Block => "E4M3 elements, an F32 scale for every 128 of a row",
         }
@@ -46,7 +50,7 @@ impl Format {
     /// The type that its codes have in a file.
     pub const fn code_dtype(self) -> Dtype {
         match self {
-            Self::Nvfp4 => Dtype::U8,
+            Self::Nvfp4 | Self::Nvfp4Squares => Dtype::U8,
             _ => Dtype::F8E4M3,
         }
     }
@@ -55,7 +59,7 @@ impl Format {
     pub const fn scale_dtype(self) -> Dtype {
         match self {
             Self::Mxfp8 => Dtype::F8E8M0,
-            Self::Nvfp4 => Dtype::F8E4M3,
+            Self::Nvfp4 | Self::Nvfp4Squares => Dtype::F8E4M3,
             Self::Fp8 | Self::Fp8Block => Dtype::F32,
         }
     }
@@ -64,7 +68,7 @@ impl Format {
     pub const fn shapes(self) -> Shapes {
         match self {
             Self::Mxfp8 => Mxfp8Format::<e4m3>::SHAPES,
-            Self::Nvfp4 => Nvfp4Format::SHAPES,
+            Self::Nvfp4 | Self::Nvfp4Squares => Nvfp4Format::SHAPES,
             Self::Fp8 => Fp8Format::<e4m3>::SHAPES,
             Self::Fp8Block => Fp8BlockFormat::<e4m3>::SHAPES,
         }
@@ -80,7 +84,17 @@ impl Format {
 
     /// Whether its scales follow from the largest magnitude of the whole tensor.
     pub const fn has_tensor_amax(self) -> bool {
-        matches!(self, Self::Nvfp4 | Self::Fp8)
+        self.is_nvfp4() || matches!(self, Self::Fp8)
+    }
+
+    /// Whether its codes and scales are those of NVFP4.
+    pub const fn is_nvfp4(self) -> bool {
+        matches!(self, Self::Nvfp4 | Self::Nvfp4Squares)
+    }
+
+    /// Whether rows and columns share their scales: then both must be whole blocks, whichever direction is made.
+    pub const fn is_square(self) -> bool {
+        matches!(self, Self::Nvfp4Squares)
     }
 
     /// The format with this name.

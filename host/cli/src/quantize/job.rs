@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     progress::Progress,
-    safetensors::{Checkpoint, ReadError, Runs, Tensor, Window, WriteError, Writer},
+    safetensors::{Checkpoint, ReadError, Runs, Tensor, TensorSink, Window, WriteError, Writer},
     text::printable,
 };
 
@@ -112,26 +112,41 @@ pub fn run(
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(input)?;
     let plan = Plan::new(&checkpoint, recipe)?;
-    let writer = Writer::create(output, Some(input), &plan.outputs, &plan.metadata)?;
+    let writer = Writer::create(output, &[input], &plan.outputs, &plan.metadata)?;
     let output_bytes = writer.bytes();
+    let (writer, tensors) = run_into(&checkpoint, &plan, writer, device, progress)?;
+    writer.finish()?;
+    Ok(Outcome { recipe, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
+}
+
+/// Quantizes the checkpoint of a plan into a sink, which is returned with what became of each tensor. Memory is as with [`run`].
+///
+/// # Errors
+/// If the input cannot be read or the device or the sink fails.
+pub fn run_into<S: TensorSink + Send>(
+    checkpoint: &Checkpoint,
+    plan: &Plan<'_>,
+    sink: S,
+    device: &mut dyn QuantizeDevice,
+    progress: &mut Progress,
+) -> Result<(S, Vec<TensorOutcome>), JobError> {
+    let recipe = plan.recipe;
     progress.expect(plan.actions.iter().map(|(tensor, action)| tensor.bytes() * action.passes(&recipe)).sum());
 
     let (send, receive) = sync_channel(1);
-    let tensors = thread::scope(|scope| {
-        let sink = Sink { writer, recipe, fidelity: vec![Default::default(); plan.actions.len()] };
-        let sink = scope.spawn(|| sink.drain(receive, &plan));
-        let fed = Source { checkpoint: &checkpoint, recipe, device, progress, sink: send }.feed(&plan);
+    thread::scope(|scope| {
+        let sink = Sink { sink, recipe, fidelity: vec![Default::default(); plan.actions.len()] };
+        let sink = scope.spawn(|| sink.drain(receive, plan));
+        let fed = Source { checkpoint, recipe, device, progress, sink: send }.feed(plan);
         let drained = sink.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let (writer, fidelity) = drained?;
+        let (sink, fidelity) = drained?;
         let results = fed.map_err(|halt| match halt {
             Halt::Failed(error) => error,
             Halt::SinkFailed => unreachable!("a sink that hangs up has returned its error"),
         })?;
         checkpoint.verify_unchanged()?;
-        writer.finish()?;
-        Ok::<_, JobError>(outcomes(&plan, results, fidelity))
-    })?;
-    Ok(Outcome { recipe, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
+        Ok((sink, outcomes(plan, results, fidelity)))
+    })
 }
 
 /// One step of the output, on its way from the device to the file.
@@ -289,7 +304,7 @@ fn piece_rows(recipe: &Recipe, columns: u64) -> u64 {
     let rows = |elements: u64| (elements / columns).max(1);
     if directions.clone().any(|&direction| recipe.format.shapes().is_transposed(direction)) {
         rows(TRANSPOSED_PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
-    } else if directions.any(|&direction| direction == super::Direction::Columns) {
+    } else if recipe.format.is_square() || directions.any(|&direction| direction == super::Direction::Columns) {
         rows(PIECE_ELEMENTS).next_multiple_of(BLOCK_ROWS)
     } else {
         rows(PIECE_ELEMENTS)
@@ -312,23 +327,23 @@ fn elements<'a>(tensor: &Tensor, window: &'a Window) -> AlignedElements<'a> {
 }
 
 /// The half that measures and writes.
-struct Sink {
-    writer: Writer,
+struct Sink<S> {
+    sink: S,
     recipe: Recipe,
     /// A tensor's, by direction.
     fidelity: Vec<[Fidelity; 2]>,
 }
 
-impl Sink {
-    fn drain(mut self, steps: Receiver<Step<'_>>, plan: &Plan<'_>) -> Result<(Writer, Vec<[Fidelity; 2]>), WriteError> {
+impl<S: TensorSink> Sink<S> {
+    fn drain(mut self, steps: Receiver<Step<'_>>, plan: &Plan<'_>) -> Result<(S, Vec<[Fidelity; 2]>), WriteError> {
         for step in steps {
             match step {
-                Step::Copy(name, window) => self.writer.append(name, &window)?,
-                Step::Append(name, bytes) => self.writer.append(&name, &bytes)?,
+                Step::Copy(name, window) => self.sink.append(name, &window)?,
+                Step::Append(name, bytes) => self.sink.append(&name, &bytes)?,
                 Step::Quantized(index, row, window, output, amax) => self.put(plan, index, row, &window, &output, amax)?,
             }
         }
-        Ok((self.writer, self.fidelity))
+        Ok((self.sink, self.fidelity))
     }
 
     fn put(
@@ -351,11 +366,11 @@ impl Sink {
             let hadamard = self.recipe.hadamard && side.is_transposed();
             self.fidelity[index][direction].add(&piece, hadamard, &input, codes, amax[direction]);
             let names = Names::of(&tensor.name, side.format, side.direction);
-            self.writer.write_runs(&names.codes, side.code_runs(row, count), &codes.data)?;
+            self.sink.write_runs(&names.codes, side.code_runs(row, count), &codes.data)?;
             // One scale for the tensor comes with every piece, the same.
             let is_new = side.format.shapes().block.is_some() || row == 0;
             if is_new && !side.interleave {
-                self.writer.write_runs(&names.scales, side.scale_runs(row, count), &codes.scales)?;
+                self.sink.write_runs(&names.scales, side.scale_runs(row, count), &codes.scales)?;
             }
         }
         Ok(())

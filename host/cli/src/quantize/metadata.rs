@@ -20,6 +20,8 @@ use crate::safetensors::{Dtype, TensorSpec};
 
 /// Key that names the format; a file that has it is a quantized one.
 pub const FORMAT_KEY: &str = "oxtile.format";
+/// Key that names the rank of a shard; a file that has it is one of `oxtile shard`.
+pub const SHARD_KEY: &str = "oxtile.shard.rank";
 /// What begins every key of Oxtile's.
 pub const PREFIX: &str = "oxtile.";
 /// Counts the incompatible changes of what a quantized file looks like.
@@ -39,6 +41,9 @@ pub enum MetadataError {
     /// Not written by `oxtile quantize`.
     #[error("its metadata has no `{FORMAT_KEY}`: name a file that `oxtile quantize` wrote")]
     NotQuantized,
+    /// The file of one rank.
+    #[error("it is the shard of rank {0}: put the shards together with `oxtile join` before")]
+    Shard(String),
     /// Another version of the layout.
     #[error("its metadata says {VERSION_KEY} = {0:?}, and this program reads {VERSION:?}: quantize the checkpoint again with this version")]
     Version(String),
@@ -90,6 +95,9 @@ pub fn write<'a>(recipe: &Recipe, tensors: impl Iterator<Item = (&'a str, Dtype,
 /// A [`MetadataError`] that names the key.
 pub fn read(metadata: &BTreeMap<String, String>) -> Result<(Recipe, Vec<TensorSpec>), MetadataError> {
     let get = |key: &'static str| metadata.get(key).ok_or(MetadataError::Missing(key));
+    if let Some(rank) = metadata.get(SHARD_KEY) {
+        return Err(MetadataError::Shard(rank.clone()));
+    }
     if !metadata.contains_key(FORMAT_KEY) {
         return Err(MetadataError::NotQuantized);
     }
@@ -153,7 +161,8 @@ mod tests {
             read(&metadata).expect_err("a refusal").to_string()
         };
         assert!(refusal(FORMAT_KEY, None).contains("has no `oxtile.format`: name a file"));
-        assert!(refusal(FORMAT_KEY, Some("int4")).contains("\"int4\", which is none of: mxfp8, nvfp4, fp8, fp8-block"));
+        assert!(refusal(SHARD_KEY, Some("2")).contains("is the shard of rank 2: put the shards together with `oxtile join`"));
+        assert!(refusal(FORMAT_KEY, Some("int4")).contains("\"int4\", which is none of: mxfp8, nvfp4, nvfp4-squares, fp8, fp8-block"));
         assert!(refusal(VERSION_KEY, Some("1")).contains("quantize the checkpoint again with this version"));
         assert!(refusal(DIRECTION_KEY, Some("up")).contains("none of: row, column, both"));
         assert!(refusal(LAYOUT_KEY, None).contains("no `oxtile.layout`"));

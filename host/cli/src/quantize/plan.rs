@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{
     Direction, Recipe, Side,
-    metadata::{self, FORMAT_KEY},
+    metadata::{self, FORMAT_KEY, SHARD_KEY},
 };
 use crate::{
     safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
@@ -88,17 +88,33 @@ pub enum PlanError {
          name the checkpoint that it was made from"
     )]
     AlreadyQuantized(String),
+    /// The input is the file of one rank.
+    #[error("the input is the shard of rank {0} (its metadata has {SHARD_KEY}): put the shards together with `oxtile join` before")]
+    Shard(String),
+}
+
+/// Refuses a checkpoint that is a shard, or, unless `takes_quantized`, that is quantized.
+///
+/// # Errors
+/// What it is.
+pub fn refuse_made(checkpoint: &Checkpoint, takes_quantized: bool) -> Result<(), PlanError> {
+    let strings = checkpoint.metadata();
+    if let Some(rank) = strings.get(SHARD_KEY) {
+        return Err(PlanError::Shard(rank.clone()));
+    }
+    match strings.get(FORMAT_KEY) {
+        Some(format) if !takes_quantized => Err(PlanError::AlreadyQuantized(format.clone())),
+        _ => Ok(()),
+    }
 }
 
 impl<'a> Plan<'a> {
     /// Lays out the job for a checkpoint.
     ///
     /// # Errors
-    /// If two output tensors would share a name, or the input is a quantized file.
+    /// If two output tensors would share a name, or the input is a quantized file or a shard.
     pub fn new(checkpoint: &'a Checkpoint, recipe: Recipe) -> Result<Self, PlanError> {
-        if let Some(format) = checkpoint.metadata().get(FORMAT_KEY) {
-            return Err(PlanError::AlreadyQuantized(format.clone()));
-        }
+        refuse_made(checkpoint, false)?;
         let actions: Vec<_> = checkpoint.tensors().iter().map(|tensor| (tensor, Action::of(tensor, &recipe))).collect();
         let outputs: Vec<(TensorSpec, String)> = actions.iter().flat_map(|(tensor, action)| action.outputs(tensor, &recipe)).collect();
         check_names(&outputs)?;
@@ -114,7 +130,7 @@ impl Action {
     /// The action for a tensor of this type and shape.
     fn of(tensor: &Tensor, recipe: &Recipe) -> Self {
         let granule = recipe.format.granule();
-        let by_columns = recipe.directions.contains(Direction::Columns);
+        let by_columns = recipe.directions.contains(Direction::Columns) || recipe.format.is_square();
         // The transposed codes and scales of a column are whole blocks, and so are the rows that the kernels read for it.
         let by_rows = recipe.directions.contains(Direction::Rows) || recipe.format.shapes().is_transposed(Direction::Columns);
         let option = [(recipe.hadamard, "--hadamard"), (recipe.seed.is_some(), "--stochastic")].into_iter().find(|option| option.0);
@@ -210,6 +226,8 @@ mod tests {
         let both = by(Format::Mxfp8, Directions::Both);
         assert_eq!(reason(Dtype::F32, &[2, 24, 64], both), "48 rows (all dimensions but the last) are not a multiple of 32");
         assert_eq!(reason(Dtype::F32, &[32, 24], by(Format::Nvfp4, Directions::Columns)), "last dimension 24 is not a multiple of 16");
+        let squares = "24 rows (all dimensions but the last) are not a multiple of 16";
+        assert_eq!(reason(Dtype::F32, &[24, 32], Recipe::of(Format::Nvfp4Squares)), squares);
         assert_eq!(reason(Dtype::F32, &[3, 12], Recipe::of(Format::Fp8Block)), "last dimension 12 is not a multiple of 8");
         let hadamard = Recipe { hadamard: true, ..by(Format::Nvfp4, Directions::Both) };
         assert_eq!(

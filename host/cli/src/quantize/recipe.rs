@@ -81,7 +81,7 @@ impl Recipe {
         let has = |option: &str| format!("{option}, not with --format {}", self.format.name());
         match self {
             Self { interleave: true, format: Format::Fp8 | Format::Fp8Block, .. } => {
-                Err(has("--interleave goes with --format mxfp8 or nvfp4"))
+                Err(has("--interleave goes with --format mxfp8, nvfp4 or nvfp4-squares"))
             }
             Self { hadamard: true, format, .. } if *format != Format::Nvfp4 => Err(has("--hadamard goes with --format nvfp4")),
             Self { seed: Some(_), format, .. } if *format != Format::Nvfp4 => Err(has("--stochastic goes with --format nvfp4")),

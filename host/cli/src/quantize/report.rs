@@ -78,7 +78,7 @@ enum ResultReport {
 
 /// One direction of a tensor.
 #[derive(Debug, Serialize)]
-struct SideReport {
+pub struct SideReport {
     direction: &'static str,
     /// What it was cast with; `null` if infinite.
     amax: f32,
@@ -139,18 +139,35 @@ impl ResultReport {
     fn new(tensor: &Tensor, result: &TensorResult) -> Self {
         match result {
             TensorResult::PassedThrough(reason) => Self::PassedThrough { bytes: tensor.bytes(), reason: reason.to_string() },
-            TensorResult::Quantized { sides, elapsed } => {
-                let side = |(side, amax, fidelity): &(Side, f32, Fidelity)| SideReport {
-                    direction: direction_name(side.direction),
-                    amax: *amax,
-                    snr_db: finite_snr(fidelity),
-                    exact: fidelity.noise == 0.0,
-                    zeros: fidelity.zeros,
-                    saturated: fidelity.saturated,
-                    non_finite: fidelity.non_finite,
-                };
-                Self::Quantized { elements: tensor.elements(), sides: sides.iter().map(side).collect(), seconds: elapsed.as_secs_f64() }
-            }
+            TensorResult::Quantized { sides, elapsed } => Self::Quantized {
+                elements: tensor.elements(),
+                sides: sides.iter().map(SideReport::new).collect(),
+                seconds: elapsed.as_secs_f64(),
+            },
+        }
+    }
+}
+
+impl SideReport {
+    /// What a direction was cast with, and what it cost.
+    pub fn new((side, amax, fidelity): &(Side, f32, Fidelity)) -> Self {
+        Self {
+            direction: direction_name(side.direction),
+            amax: *amax,
+            snr_db: finite_snr(fidelity),
+            exact: fidelity.noise == 0.0,
+            zeros: fidelity.zeros,
+            saturated: fidelity.saturated,
+            non_finite: fidelity.non_finite,
+        }
+    }
+
+    /// The error for people.
+    pub fn snr(&self) -> String {
+        match self.snr_db {
+            Some(snr) => format!("{snr:.2}"),
+            None if self.exact => "exact".into(),
+            None => "-".into(),
         }
     }
 }
@@ -231,11 +248,7 @@ impl Report<'_> {
                 }
                 ResultReport::Quantized { elements, sides, seconds: time } => {
                     for side in sides {
-                        let snr = match side.snr_db {
-                            Some(snr) => format!("{snr:.2}"),
-                            None if side.exact => "exact".into(),
-                            None => "-".into(),
-                        };
+                        let snr = side.snr();
                         let (zeros, saturated) = (percent(side.zeros, *elements), percent(side.saturated, *elements));
                         let (by, amax) = (side.direction.to_owned(), value(f64::from(side.amax)));
                         quantized.row([name.clone(), dtype.clone(), shape.clone(), by, amax, snr, zeros, saturated, seconds(*time)]);

@@ -130,9 +130,9 @@ impl Names {
             Direction::Columns => format!("{name}_columnwise"),
         };
         Self {
-            codes: if format == Format::Nvfp4 { format!("{base}_packed") } else { base.clone() },
+            codes: if format.is_nvfp4() { format!("{base}_packed") } else { base.clone() },
             scales: format!("{base}_scale"),
-            global_scale: (format == Format::Nvfp4).then(|| format!("{base}_global_scale")),
+            global_scale: format.is_nvfp4().then(|| format!("{base}_global_scale")),
             amax: format!("{base}_amax"),
         }
     }

@@ -23,7 +23,7 @@ pub use error::{Fault, Field, ReadError, WriteError};
 pub use header::{Header, MAX_HEADER_BYTES, Tensor};
 pub(crate) use read::kind_if_not_file;
 pub use read::{Checkpoint, Window};
-pub use write::{Runs, TensorSpec, Writer};
+pub use write::{Runs, TensorSink, TensorSpec, Writer};
 
 /// The header's key that holds the free-form strings instead of a tensor.
 const METADATA_KEY: &str = "__metadata__";

@@ -43,6 +43,8 @@ pub struct Runs {
 #[derive(Debug)]
 pub struct Writer {
     output: Output,
+    tensors: Vec<TensorSpec>,
+    metadata: BTreeMap<String, String>,
     places: HashMap<String, Place>,
     bytes: u64,
 }
@@ -61,22 +63,33 @@ impl Writer {
     /// Creates a file with these tensors at a temporary name beside `path`.
     ///
     /// # Errors
-    /// If `path` is no file or is `input` under any name, two tensors share a name, or the system refuses.
-    pub fn create(
-        path: &Path,
-        input: Option<&Path>,
-        tensors: &[TensorSpec],
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<Self, WriteError> {
+    /// If `path` is no file or is one of `inputs` under any name, two tensors share a name, or the system refuses.
+    pub fn create(path: &Path, inputs: &[&Path], tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Self, WriteError> {
         let (header, places, bytes) = layout(path, tensors, metadata)?;
-        let output = Output::create(path, input.as_slice())?;
+        let output = Output::create(path, inputs)?;
         output.file().write_all_at(&header, 0).map_err(|error| output.error("write", error))?;
-        Ok(Self { output, places, bytes })
+        Ok(Self { output, tensors: tensors.into(), metadata: metadata.clone(), places, bytes })
     }
 
     /// Size of the finished file in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Puts another free-form string of the same length in the place of one.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    ///
+    /// # Panics
+    /// If there is no such string, or it takes another number of bytes.
+    pub fn restate(&mut self, key: &str, value: &str) -> Result<(), WriteError> {
+        let before = self.metadata.get_mut(key).expect("the string is there");
+        assert_eq!(before.len(), value.len(), "a string keeps its length");
+        value.clone_into(before);
+        let (header, _, bytes) = layout(self.output.path(), &self.tensors, &self.metadata)?;
+        assert_eq!(bytes, self.bytes, "the header keeps its length");
+        self.output.file().write_all_at(&header, 0).map_err(|error| self.output.error("write", error))
     }
 
     /// Appends to a tensor's data.
@@ -125,16 +138,55 @@ impl Writer {
         WriteError::Size { file: self.output.path().into(), name: tensor.into(), reason }
     }
 
+    /// Makes the file durable under its temporary name.
+    ///
+    /// # Errors
+    /// If a tensor is not complete or the system refuses.
+    pub fn complete(&self) -> Result<(), WriteError> {
+        self.check_complete()?;
+        self.output.complete()
+    }
+
+    fn check_complete(&self) -> Result<(), WriteError> {
+        let missing = |place: &Place| place.range.end - place.range.start - place.written;
+        if let Some((name, place)) = self.places.iter().find(|(_, place)| missing(place) > 0) {
+            return Err(self.size_error(name, format!("{} bytes were never written", missing(place))));
+        }
+        Ok(())
+    }
+
     /// Makes the file durable and gives it its name, replacing what stood there.
     ///
     /// # Errors
     /// If a tensor is not complete or the system refuses; nothing is left then.
     pub fn finish(self) -> Result<(), WriteError> {
-        let missing = |place: &Place| place.range.end - place.range.start - place.written;
-        if let Some((name, place)) = self.places.iter().find(|(_, place)| missing(place) > 0) {
-            return Err(self.size_error(name, format!("{} bytes were never written", missing(place))));
-        }
+        self.check_complete()?;
         self.output.finish()
+    }
+}
+
+/// Where the bytes of tensors go: a file, or the files of shards.
+pub trait TensorSink {
+    /// As [`Writer::append`].
+    ///
+    /// # Errors
+    /// As [`Writer::append`].
+    fn append(&mut self, tensor: &str, data: &[u8]) -> Result<(), WriteError>;
+
+    /// As [`Writer::write_runs`].
+    ///
+    /// # Errors
+    /// As [`Writer::write_runs`].
+    fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError>;
+}
+
+impl TensorSink for Writer {
+    fn append(&mut self, tensor: &str, data: &[u8]) -> Result<(), WriteError> {
+        Writer::append(self, tensor, data)
+    }
+
+    fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError> {
+        Writer::write_runs(self, tensor, runs, data)
     }
 }
 

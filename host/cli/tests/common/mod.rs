@@ -1,6 +1,7 @@
 //! What the tests of the command line share: files made by hand, scalar quantizers, the binary.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod shards;
 pub mod tensors;
 
 use std::{
@@ -21,7 +22,7 @@ use oxtile_cli::{
 use oxtile_tests::oracle::{
     self,
     amax::amax,
-    formats::E4M3,
+    formats::{E2M1, E4M3},
     nvfp4_stochastic::{Generator, round},
 };
 
@@ -195,6 +196,11 @@ fn cast(recipe: &Recipe, direction: Direction, piece: &Piece, values: &[f32], la
             let oracle::mxfp8::Quantized { data, scales } = oracle::mxfp8::quantize_columns(values, rows, columns, &E4M3);
             Codes { data, scales }
         }
+        (Format::Nvfp4Squares, _) => {
+            let scaling = oracle::nvfp4::squares(&turned, length);
+            let cast = oracle::nvfp4::quantize_shared(&turned, &scaling, tensor_amax, |_, x| E2M1.encode(f64::from(x)) as u8);
+            Codes { data: cast.data, scales: cast.scales }
+        }
         (Format::Nvfp4, _) => {
             let cast = match recipe.seed {
                 None => oracle::nvfp4::quantize(&turned, tensor_amax),
@@ -226,7 +232,7 @@ pub fn restore(side: &Side, hadamard: bool, codes: &Codes, amax: f32) -> Vec<f32
         (Format::Mxfp8, Direction::Columns) => {
             oracle::mxfp8::dequantize_columns(&oracle::mxfp8::Quantized { data, scales }, rows, columns, &E4M3)
         }
-        (Format::Nvfp4, _) => oracle::nvfp4::dequantize(&oracle::nvfp4::Quantized { data, scales, amax }),
+        (Format::Nvfp4 | Format::Nvfp4Squares, _) => oracle::nvfp4::dequantize(&oracle::nvfp4::Quantized { data, scales, amax }),
         (Format::Fp8, _) => oracle::fp8::decode(&data, inverses()[0], &E4M3),
         (Format::Fp8Block, _) => {
             let inverses = inverses();

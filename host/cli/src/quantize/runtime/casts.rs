@@ -58,7 +58,7 @@ impl<T: Number> Kernels<T> {
         let input = Buffer::<T>::from_slice(stream, input)?;
         let sides = match recipe.format {
             Format::Mxfp8 => self.mxfp8(runtime, stream, recipe.directions, piece, &input)?,
-            Format::Nvfp4 => {
+            Format::Nvfp4 | Format::Nvfp4Squares => {
                 let casts = loaded(&mut self.nvfp4, || T::nvfp4(runtime, recipe))?;
                 return casts.quantize(stream, recipe, piece, &input);
             }

@@ -2,9 +2,10 @@
 
 use oxtile::{
     Error, HostElement, Result, Runtime,
+    kernels::nvfp4::Nvfp4CastSquares,
     num::{bf16, e4m3, f16},
     quantize::{
-        Nvfp4, Nvfp4Columns, Nvfp4StochasticRows,
+        Nvfp4, Nvfp4Columns, Nvfp4Squares, Nvfp4StochasticRows,
         fp8::Fp8Number,
         mxfp8::Mxfp8Number,
         nvfp4::Nvfp4Number,
@@ -12,7 +13,9 @@ use oxtile::{
     },
 };
 
-use super::nvfp4::Nvfp4Casts;
+use oxtile_tile::launch::Kernel;
+
+use super::nvfp4::{Nvfp4Casts, SquareCast};
 use crate::quantize::Recipe;
 
 /// A number type with its kernels.
@@ -24,6 +27,15 @@ pub trait Number: Mxfp8Number<e4m3> + Nvfp4Number + Fp8Number<e4m3> + HostElemen
     fn nvfp4(runtime: &Runtime, recipe: &Recipe) -> Result<Nvfp4Casts<Self>>;
 }
 
+/// The cast in squares, where the recipe asks for it.
+fn squares<T: Nvfp4Number>(runtime: &Runtime, recipe: &Recipe) -> Result<Option<Box<dyn SquareCast<T>>>>
+where
+    Nvfp4CastSquares<T>: Kernel,
+{
+    let load = || Ok::<_, Error>(Box::new(Nvfp4Squares::<T>::new(runtime)?) as Box<dyn SquareCast<T>>);
+    recipe.format.is_square().then(load).transpose()
+}
+
 macro_rules! nearest_only {
     ($($t:ty)*) => { $(
         impl Number for $t {
@@ -33,7 +45,7 @@ macro_rules! nearest_only {
                     return Err(Error::Invalid { what: "recipe", why });
                 }
                 let columns = Box::new(Nvfp4Columns::<Self>::new(runtime)?);
-                Ok(Nvfp4Casts { rows: Box::new(Nvfp4::<Self>::new(runtime)?), columns })
+                Ok(Nvfp4Casts { rows: Box::new(Nvfp4::<Self>::new(runtime)?), columns, squares: squares(runtime, recipe)? })
             }
         }
     )* };
@@ -55,6 +67,7 @@ impl Number for bf16 {
                 (true, false) => Box::new(Nvfp4Columns::<Self, Stochastic16, false>::new(runtime)?),
                 (true, true) => Box::new(Nvfp4Columns::<Self, Stochastic16, true>::new(runtime)?),
             },
+            squares: squares(runtime, recipe)?,
         })
     }
 }

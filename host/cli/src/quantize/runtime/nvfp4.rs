@@ -4,10 +4,10 @@ use std::fmt;
 
 use oxtile::{
     Buffer, Error, Result, Stream,
-    kernels::nvfp4::{Nvfp4CastBoth, Nvfp4CastColumns, Nvfp4DequantizeColumns},
+    kernels::nvfp4::{Nvfp4CastBoth, Nvfp4CastColumns, Nvfp4CastSquares, Nvfp4DequantizeColumns},
     num::{bf16, e2m1x2, e4m3},
     quantize::{
-        Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
+        Nvfp4, Nvfp4Columns, Nvfp4Pair, Nvfp4Squares, Nvfp4StochasticRows, Nvfp4Tensor, RandomState,
         nvfp4::Nvfp4Number,
         nvfp4_columns::{Rounding, Stochastic16},
     },
@@ -23,6 +23,14 @@ pub struct Nvfp4Casts<T> {
     pub rows: Box<dyn RowCast<T>>,
     /// By columns and by both.
     pub columns: Box<dyn ColumnCast<T>>,
+    /// In their place where 16 by 16 elements share a scale.
+    pub squares: Option<Box<dyn SquareCast<T>>>,
+}
+
+/// A cast in both directions with the scales of squares.
+pub trait SquareCast<T> {
+    /// Casts a matrix of the pair's shape with the tensor's amax.
+    fn cast_both(&self, stream: &Stream, input: &Buffer<T>, pair: &mut Nvfp4Pair) -> Result<()>;
 }
 
 /// A cast by rows.
@@ -45,6 +53,15 @@ impl<T: Nvfp4Number> RowCast<T> for Nvfp4<T> {
     fn cast(&self, stream: &Stream, input: &Buffer<T>, _: &RandomState, tensor: &mut Nvfp4Tensor) -> Result<()> {
         let (data, scales) = (tensor.data.view_mut(), tensor.scales.view_mut());
         self.quantize_rows(stream, input.view(), tensor.shape, tensor.amax.view(), data, scales)
+    }
+}
+
+impl<T: Nvfp4Number> SquareCast<T> for Nvfp4Squares<T>
+where
+    Nvfp4CastSquares<T>: Kernel,
+{
+    fn cast_both(&self, stream: &Stream, input: &Buffer<T>, pair: &mut Nvfp4Pair) -> Result<()> {
+        self.cast(stream, input.view(), pair)
     }
 }
 
@@ -86,6 +103,15 @@ impl<T: Nvfp4Number> Nvfp4Casts<T> {
             Ok::<_, Error>(tensor)
         };
         let mut output = Quantized::default();
+        if let Some(squares) = &self.squares {
+            let mut pair = Nvfp4Pair { rows: tensor(Direction::Rows)?, columns: tensor(Direction::Columns)? };
+            squares.cast_both(stream, input, &mut pair)?;
+            for &direction in recipe.directions.each() {
+                let tensor = if direction == Direction::Rows { &pair.rows } else { &pair.columns };
+                output.sides[direction as usize] = Some(codes(stream, tensor)?);
+            }
+            return Ok(output);
+        }
         match recipe.directions {
             Directions::Rows => {
                 let mut rows = tensor(Direction::Rows)?;

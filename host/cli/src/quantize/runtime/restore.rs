@@ -54,7 +54,7 @@ impl<T: Number> Kernels<T> {
                 let tensor: Mxfp8Tensor = Mxfp8Tensor { data, scales, amax: (), shape, direction: side.direction };
                 loaded(&mut self.mxfp8, || Mxfp8::new(runtime))?.dequantize(stream, &tensor, wide.view_mut())?;
             }
-            Format::Nvfp4 => {
+            Format::Nvfp4 | Format::Nvfp4Squares => {
                 let tensor = upload(stream, piece)?;
                 match side.direction {
                     Direction::Rows => {
@@ -95,7 +95,7 @@ impl<T: Number> Kernels<T> {
         }
         let values = wide.to_vec_as::<H>(stream)?;
         // The FP8 kernels restore the transpose; that of NVFP4 turns it back itself.
-        let is_turned = side.is_transposed() && side.format != Format::Nvfp4;
+        let is_turned = side.is_transposed() && !side.format.is_nvfp4();
         Ok(if is_turned { matrix::transpose(&values, shape[0] as usize) } else { values })
     }
 }

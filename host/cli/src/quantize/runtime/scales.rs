@@ -26,7 +26,7 @@ impl Interleaving {
                 let interleaved = kernels.interleave(stream, scales_alone(stream, side, compact)?)?.scales.to_vec(stream)?;
                 Ok(interleaved.into_iter().map(ue8m0::to_bits).collect())
             }
-            Format::Nvfp4 => {
+            Format::Nvfp4 | Format::Nvfp4Squares => {
                 let compact = from_bytes(stream, compact, e4m3::from_bits)?;
                 let mut interleaved = Buffer::uninitialised(stream, side.scale_shape().iter().product())?;
                 let kernels = loaded(&mut self.nvfp4, || Interleave::new(runtime))?;
@@ -46,7 +46,7 @@ impl Interleaving {
                 let interleaved = InterleavedScales::from_slice(stream, &interleaved)?;
                 bytes(stream, &kernels.compact(stream, scales_alone(stream, side, interleaved)?)?.scales, ue8m0::to_bits)
             }
-            Format::Nvfp4 => {
+            Format::Nvfp4 | Format::Nvfp4Squares => {
                 let interleaved = from_bytes(stream, interleaved, e4m3::from_bits)?;
                 let mut compact = Buffer::uninitialised(stream, side.compact_scales().iter().product())?;
                 let kernels = loaded(&mut self.nvfp4, || Interleave::new(runtime))?;
@@ -64,5 +64,8 @@ fn scales_alone<L: Layout>(stream: &Stream, side: &Side, scales: L::Scales<ue8m0
 }
 
 fn not_interleaved(side: &Side) -> Error {
-    Error::Invalid { what: "interleave", why: format!("{} has no interleaved scales: use mxfp8 or nvfp4", side.format.name()) }
+    Error::Invalid {
+        what: "interleave",
+        why: format!("{} has no interleaved scales: use mxfp8, nvfp4 or nvfp4-squares", side.format.name()),
+    }
 }

@@ -1,0 +1,112 @@
+//! The files of all shards, as one place for the tensors of the whole.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{Cuts, Division, Layout, ShardError, metadata::MODEL_KEY};
+use crate::safetensors::{Runs, TensorSink, TensorSpec, WriteError, Writer};
+
+/// A file a rank, each at a temporary name until all are complete.
+pub struct ShardFiles {
+    writers: Vec<Writer>,
+    tensors: HashMap<String, Place>,
+    /// Of all bytes in the order in which they come, which is that of the input.
+    model: Sha256,
+}
+
+/// A tensor of the whole.
+struct Place {
+    cuts: Cuts,
+    /// Where [`TensorSink::append`] goes on.
+    next: u64,
+}
+
+/// The file of a rank.
+pub fn path(prefix: &Path, rank: u32, ranks: u32) -> PathBuf {
+    let mut path = OsString::from(prefix);
+    path.push(format!("-{:05}-of-{ranks:05}.safetensors", rank + 1));
+    path.into()
+}
+
+impl ShardFiles {
+    /// Begins the files of a layout.
+    ///
+    /// # Errors
+    /// As [`Writer::create`]; if the process may not open as many files.
+    pub fn create(layout: &Layout<'_>, prefix: &Path, input: &Path) -> Result<Self, ShardError> {
+        let ranks = layout.world.get();
+        let writer = |rank: u32| {
+            let (specs, strings) = (layout.specs(rank as usize), layout.strings(rank as usize));
+            Writer::create(&path(prefix, rank, ranks), &[input], &specs, &strings).map_err(|error| match File::open(input) {
+                Err(also) if also.raw_os_error() == Some(libc::EMFILE) => ShardError::Files { error, ranks },
+                _ => error.into(),
+            })
+        };
+        let mut model = Sha256::new();
+        let place = |(spec, division): &(TensorSpec, Division)| (spec.name.clone(), Place { cuts: division.cuts(spec.dtype), next: 0 });
+        for (spec, _) in &layout.tensors {
+            model.update(format!("{:?} {} {:?};", spec.name, spec.dtype, spec.shape));
+        }
+        let tensors = layout.tensors.iter().map(place).collect();
+        Ok(Self { writers: (0..ranks).map(writer).collect::<Result<_, _>>()?, tensors, model })
+    }
+
+    /// The size of each file in bytes.
+    pub fn bytes(&self) -> Vec<u64> {
+        self.writers.iter().map(Writer::bytes).collect()
+    }
+
+    /// Completes all files, then gives them their names, replacing what stood there. Returns the fingerprint of what was divided.
+    ///
+    /// # Errors
+    /// If a tensor is not complete or the system refuses. Unless it refuses to rename a complete file, nothing is left and nothing replaced.
+    pub fn finish(mut self) -> Result<String, WriteError> {
+        let model: String = self.model.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        for writer in &mut self.writers {
+            writer.restate(MODEL_KEY, &model)?;
+        }
+        self.writers.iter().try_for_each(Writer::complete)?;
+        self.writers.into_iter().try_for_each(Writer::finish)?;
+        Ok(model)
+    }
+
+    /// Writes bytes of the whole from `offset` on.
+    fn put(&mut self, tensor: &str, offset: u64, data: &[u8]) -> Result<(), WriteError> {
+        self.model.update(offset.to_le_bytes());
+        self.model.update(data);
+        let Self { writers, tensors, .. } = self;
+        let run = |offset, bytes: usize| Runs { offset, bytes: bytes as u64, stride: 0 };
+        match tensors.get(tensor).filter(|place| !place.cuts.is_whole()) {
+            Some(place) => place
+                .cuts
+                .divide(offset, data.len(), |rank, offset, range| writers[rank].write_runs(tensor, run(offset, range.len()), &data[range])),
+            None => writers.iter_mut().try_for_each(|writer| writer.write_runs(tensor, run(offset, data.len()), data)),
+        }
+    }
+}
+
+impl TensorSink for ShardFiles {
+    fn append(&mut self, tensor: &str, data: &[u8]) -> Result<(), WriteError> {
+        let mut offset = 0;
+        if let Some(place) = self.tensors.get_mut(tensor) {
+            offset = place.next;
+            place.next += data.len() as u64;
+        }
+        self.put(tensor, offset, data)
+    }
+
+    fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError> {
+        let mut offset = runs.offset;
+        for run in data.chunks(runs.bytes.max(1) as usize) {
+            self.put(tensor, offset, run)?;
+            offset += runs.stride;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! `oxtile shard`: a checkpoint in, a file a rank out.
+//!
+//! [`layout`] decides from the header what each file holds. Tensors are copied, or quantized by the job of [`quantize`], into
+//! [`files`], which cuts the bytes of each tensor as its [`division`] says. `oxtile join` needs the files alone: each has
+//! [`metadata`] that states what of which whole it is.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `format` | what becomes of the tensors, and the rows of each rank |
+//! | `division` | how the bytes of one tensor are divided |
+//! | `layout` | what the files hold, from the header alone |
+//! | `metadata` | what a shard states about itself |
+//! | `files` | the files of all shards, as one place for the tensors of the whole |
+//! | `plan` | the memory and traffic of weights that are gathered on demand |
+//! | `report` | the outcome as JSON or as a table |
+
+pub mod division;
+pub mod files;
+pub mod format;
+pub mod layout;
+pub mod metadata;
+pub mod plan;
+pub mod report;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+pub use division::{By, Cuts, Division};
+pub use files::ShardFiles;
+pub use format::ShardFormat;
+pub use layout::Layout;
+pub use plan::Gathers;
+pub use report::Report;
+
+use crate::{
+    Error, arguments,
+    progress::Progress,
+    quantize::{
+        self, PlanError,
+        device::AlignedElements,
+        job::{JobError, TensorOutcome},
+        matrix,
+        report::DeviceChoice,
+        runtime,
+    },
+    safetensors::{Checkpoint, Tensor, TensorSink, TensorSpec, WriteError},
+};
+
+/// Bytes of a tensor that are copied at a time.
+const COPY_BYTES: u64 = 8 << 20;
+
+/// A checkpoint that could not be divided; no output is left.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// The input, or the device.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The output.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// More files than the process may open.
+    #[error("{error}; {ranks} ranks are as many files at a time: raise `ulimit -n`")]
+    Files {
+        /// The file that could not be created.
+        error: WriteError,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// Weights whose sizes are too large to add up.
+    #[error(transparent)]
+    Slots(#[from] oxtile::Error),
+}
+
+impl From<PlanError> for ShardError {
+    fn from(error: PlanError) -> Self {
+        Self::Job(error.into())
+    }
+}
+
+impl From<crate::safetensors::ReadError> for ShardError {
+    fn from(error: crate::safetensors::ReadError) -> Self {
+        Self::Job(error.into())
+    }
+}
+
+/// What was written.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The file of each rank, and its bytes.
+    pub files: Vec<(PathBuf, u64)>,
+    /// The fingerprint of what was divided.
+    pub model: String,
+    /// What was quantized, and what it cost.
+    pub quantized: Vec<TensorOutcome>,
+    /// On what.
+    pub device: Option<DeviceChoice>,
+    /// Wall time of the whole job.
+    pub elapsed: Duration,
+}
+
+/// Carries out a request.
+///
+/// # Errors
+/// A [`ShardError`], or that of the device.
+pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<Report, Error> {
+    let begin = Instant::now();
+    let checkpoint = Checkpoint::open(&request.input)?;
+    let layout = Layout::new(&checkpoint, request.format, request.directions, request.world).map_err(ShardError::from)?;
+    let Some(prefix) = &request.output_prefix else {
+        let gathers = Gathers::new(&checkpoint, request.format, request.world, &request.distances)?;
+        return Ok(Report::planned(request, &checkpoint, gathers));
+    };
+    let mut device = layout.plan.is_some().then(|| runtime::open(request.device)).transpose()?;
+    let files = ShardFiles::create(&layout, prefix, &request.input)?;
+    let paths = (0..request.world.get()).map(|rank| files::path(prefix, rank, request.world.get()));
+    let sizes: Vec<_> = paths.zip(files.bytes()).collect();
+    let (files, quantized) = match (&layout.plan, &mut device) {
+        (Some(plan), Some((device, _))) => quantize::job::run_into(&checkpoint, plan, files, device, progress).map_err(ShardError::from)?,
+        _ => (copy(&checkpoint, &layout, files, progress)?, Vec::new()),
+    };
+    let model = files.finish().map_err(ShardError::from)?;
+    let device = device.map(|(_, choice)| choice);
+    let outcome = Outcome { files: sizes, model, quantized, device, elapsed: begin.elapsed() };
+    Ok(Report::written(request, &checkpoint, &layout, outcome))
+}
+
+/// Copies all tensors, rounded where the layout has another type.
+fn copy(checkpoint: &Checkpoint, layout: &Layout<'_>, mut files: ShardFiles, progress: &mut Progress) -> Result<ShardFiles, ShardError> {
+    progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
+    for (tensor, (spec, _)) in checkpoint.tensors().iter().zip(&layout.tensors) {
+        progress.start(&tensor.name);
+        for window in checkpoint.windows(tensor, COPY_BYTES) {
+            let window = window?;
+            match rounded(tensor, spec, &window) {
+                Some(rounded) => files.append(&tensor.name, &rounded)?,
+                None => files.append(&tensor.name, &window)?,
+            }
+            progress.advance(window.len() as u64);
+        }
+    }
+    progress.clear();
+    checkpoint.verify_unchanged()?;
+    Ok(files)
+}
+
+/// Elements in the type that the layout has; none where it is their own.
+fn rounded(tensor: &Tensor, spec: &TensorSpec, bytes: &[u8]) -> Option<Vec<u8>> {
+    let elements = AlignedElements::new(tensor.dtype, bytes).filter(|_| tensor.dtype != spec.dtype)?;
+    Some(matrix::to_bytes(&elements.elements().to_f32(), spec.dtype))
+}
