@@ -14,6 +14,7 @@ use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::symmetric::Symmetric;
+use super::weights::{self, Weights};
 use super::{Request, Times, Work};
 
 /// How long ranks wait for each other.
@@ -32,6 +33,7 @@ pub struct Member {
     messages: Option<Messages>,
     product: Option<Product>,
     gathered: Option<Gathered>,
+    weights: Option<Weights>,
 }
 
 /// A product of two matrices.
@@ -60,6 +62,7 @@ impl Member {
             messages: None,
             product: None,
             gathered: None,
+            weights: None,
             stream,
         })
     }
@@ -72,6 +75,9 @@ impl Member {
                 none => none.insert(Gathered::new(rank, &self.runtime, self.symmetric.backend())?),
             };
             return gathered.round((by, sizes), request.calls, rank, self.comm.as_ref(), gate);
+        }
+        if let Work::Weights(by, layers) = request.work {
+            return self.pass(by, layers, request.calls, gate);
         }
         let prepared = self.prepare(request);
         // Kernels that wait for other ranks may delay those ranks' allocations. A rank that fails is not waited for.
@@ -91,6 +97,19 @@ impl Member {
             messages.check(&self.stream)?;
         }
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
+    }
+
+    /// Passes over weights in shards. Those of other layers give their memory back first.
+    fn pass(&mut self, by: weights::By, layers: weights::Layers, calls: u64, gate: &Gate) -> Result<Times> {
+        if self.weights.as_ref().is_none_or(|weights| !weights.is_of(layers)) {
+            self.weights.take().map_or(Ok(()), Weights::close)?;
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let made = gate.after(DEADLINE, || Weights::new(rank, &self.runtime, backend, layers, self.comm.is_some()))?;
+            let weights = self.weights.insert(made);
+            gate.after(DEADLINE, || weights.check(rank))?;
+        }
+        let weights = self.weights.as_mut().context("they were made")?;
+        weights.round(by, calls, self.comm.as_ref(), gate)
     }
 
     /// The calls of a round send and receive other data than the first one.
@@ -165,7 +184,7 @@ impl Member {
                 (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
-            Work::GatheredProduct(..) | Work::ContextParallel { .. } => bail!("it has rounds of its own"),
+            Work::GatheredProduct(..) | Work::Weights(..) | Work::ContextParallel { .. } => bail!("it has rounds of its own"),
         }
     }
 

@@ -12,6 +12,7 @@
 //! | `symmetric` | a rank's symmetric memory |
 //! | `gathered` | a rank's gathered products |
 //! | `expected` | what these have to be |
+//! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
 //! | `gate` | a barrier with a time limit |
@@ -25,6 +26,7 @@ mod messages;
 mod plan;
 mod products;
 mod symmetric;
+mod weights;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -50,7 +52,8 @@ use crate::results::{Divided, Document, Missing, RanksRecord, Record, SideRecord
 use crate::run::Options;
 
 /// The families that ranks have.
-pub const NAMES: [&str; 6] = [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES, context_parallel::FAMILY];
+pub const NAMES: [&str; 7] =
+    [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES, weights::FAMILY, context_parallel::FAMILY];
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
@@ -96,6 +99,8 @@ enum Work {
     GemmWithNccl,
     /// Products of which one operand is gathered.
     GatheredProduct(By, Sizes),
+    /// A pass over weights in shards, or its parts.
+    Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.
     ContextParallel { by: context_parallel::By, passes: context_parallel::Passes, row: Row },
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use oxtile::overlap::Rates;
 
 use super::products::{self, OVERLAP, SHAPES};
-use super::{Request, Times, Work};
+use super::{Request, Times, Work, weights};
 use crate::bench::Size;
 use crate::peers::Check;
 use crate::results::{Clock, Missing, RanksRecord};
@@ -83,7 +83,7 @@ pub struct Taken {
 
 const WALL: Taken = Taken { name: "wall", clock: Clock::Host, of: |times| times.wall };
 pub const DEVICE: Taken = Taken { name: "device", clock: Clock::DeviceEvents, of: |times| times.device };
-const HOST: Taken = Taken { name: "host", clock: Clock::Host, of: |times| times.wall };
+pub const HOST: Taken = Taken { name: "host", clock: Clock::Host, of: |times| times.wall };
 
 /// M, N and K of the product that a gather goes on beside.
 pub const PRODUCT: u64 = 8192;
@@ -111,6 +111,7 @@ pub fn comparisons(world: u32, rates: &Rates, size: Size, families: &[String]) -
         all.extend([3 << 10].map(|shard| gather(world, shard, false)));
         all.extend([issue(world, false), round_trip(), copy(Work::Put, 2 << 10, false), copy(Work::Get, 2 << 10, false)]);
         all.extend(products::tiny(world, rates)?);
+        all.extend(weights::comparisons(world, size));
         all.retain(|comparison| is_chosen(comparison.family));
         return Ok(all);
     }
@@ -129,6 +130,9 @@ pub fn comparisons(world: u32, rates: &Rates, size: Size, families: &[String]) -
     }
     if is_chosen(OVERLAP) {
         all.extend(products::main(world, rates)?);
+    }
+    if is_chosen(weights::FAMILY) {
+        all.extend(weights::comparisons(world, size));
     }
     if families.iter().any(|family| family == SHAPES) {
         all.extend(products::grid(world, rates)?);
