@@ -343,3 +343,26 @@ fn an_update_waits_for_all_pulls() {
         }
     }
 }
+
+/// A rank that is gone in the midst of a step ends the passes of the others, which are told which rank and why.
+#[test]
+fn a_rank_that_is_gone_ends_the_passes_of_others() {
+    let world = World::new(2, 7);
+    let mut holders = holders::<Mxfp8>(&world, &weights());
+    for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+        holder.publish(stream, 0).unwrap();
+    }
+    let (holder, stream) = (&holders[0], &world.streams[0]);
+    let mut made = chain(holder, stream, |config| config).unwrap();
+    let published = Published::of(&holder.set).unwrap();
+    let mut pass = published.forward(&mut made).unwrap();
+    let first = pass.next_weight().unwrap();
+    pass.take(first, stream).unwrap();
+    holders[1].arena.abort("its host is on fire").unwrap();
+    let error = holder.arena.ticket(stream).and_then(|ticket| ticket.wait()).unwrap_err();
+    let Error::Symmetric(SymmetricError::Aborted { rank, why }) = &error else { panic!("{error}") };
+    assert!(rank.index() == 1 && why.contains("on fire"), "{error}");
+    let second = pass.next_weight().unwrap();
+    assert!(pass.take(second, stream).is_err() || pass.finish().is_err(), "nothing is pulled from a rank that is gone");
+    assert!(published.backward(&mut made).is_err());
+}
