@@ -57,10 +57,7 @@ impl OverlapMemory {
     /// # Errors
     /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device.
     pub fn take(arena: &Arena, member: &Member, bytes: u64, out: &Stream) -> Result<Self> {
-        if member.team().world() != arena.world() || member.world_rank() != arena.rank() {
-            let why = format!("{member:?} is not of {} in an arena of {}", arena.rank(), arena.world());
-            return Err(Error::Invalid { what: "OverlapMemory::take", why });
-        }
+        arena.check_member("OverlapMemory::take", member)?;
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
         places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
         let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::CHUNKS)?;

@@ -8,9 +8,10 @@
 //! | [`Nvfp4`], [`Nvfp4Squares`] | 1/2 + 1/16 | codes and scales of the transpose | multiples of 16 |
 
 use std::fmt;
+use std::sync::Arc;
 
 use oxtile_tile::launch::DeviceView;
-use oxtile_tile::num::{bf16, e2m1x2, e4m3, ue8m0};
+use oxtile_tile::num::{Pod, bf16, e2m1x2, e4m3, ue8m0};
 
 use super::plane::Rule;
 use crate::quantize::grouped::{Fp8Format, Mxfp8Format, Nvfp4Format};
@@ -325,11 +326,11 @@ fn runtime(stream: &Stream) -> Runtime {
 }
 
 /// The same bytes as elements `U`.
-fn elements<U: oxtile_tile::num::Pod>(bytes: &Buffer<impl oxtile_tile::num::Pod>) -> Buffer<U> {
+fn elements<U: Pod>(bytes: &Buffer<impl Pod>) -> Buffer<U> {
     let all = bytes.memory().bytes;
-    // SAFETY: elements of any bits. Those of codes and scales have 1 or 2 bytes, and begin at even addresses where they have 2; numbers are aligned to 4. `Parts` of one tensor do not overlap, and the tensors that share memory are used one after
-    // another, as `Chain` and `ShardSet` say.
-    unsafe { Buffer::of(std::sync::Arc::clone(bytes.memory()), all / size_of::<U>() as u64) }
+    // SAFETY: elements of any bits. Those of codes and scales have 1 or 2 bytes, and begin at even addresses where they have 2; numbers are aligned to 4. `Parts` of one
+    // tensor do not overlap, and the tensors that share memory are used one after another, as `Chain` and `ShardSet` say.
+    unsafe { Buffer::of(Arc::clone(bytes.memory()), all / size_of::<U>() as u64) }
 }
 
 mod sealed {

@@ -10,8 +10,8 @@ use crate::comm::{Rank, Team};
 use crate::quantize::Direction;
 use crate::runtime::{Buffer, Error, Result};
 
-/// Arrays of a plane begin at multiples of so many bytes.
-const ALIGNMENT: u64 = 256;
+/// Slots, and arrays of a plane, begin at multiples of so many bytes.
+pub(super) const ALIGNMENT: u64 = 256;
 
 /// A weight of a set.
 pub(super) struct Entry<F: WeightFormat> {

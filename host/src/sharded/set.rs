@@ -70,10 +70,7 @@ impl<F: WeightFormat> ShardSet<F> {
     /// [`Buffer::uninitialised`].
     pub fn new(stream: &Stream, arena: &Arena, member: &Member, weights: Vec<Weight>) -> Result<Self> {
         static SETS: AtomicU64 = AtomicU64::new(0);
-        if member.team().world() != arena.world() || member.world_rank() != arena.rank() {
-            let why = format!("{member:?} is not of {} in an arena of {}", arena.rank(), arena.world());
-            return Err(Error::Invalid { what: "ShardSet::new", why });
-        }
+        arena.check_member("ShardSet::new", member)?;
         let layout = Layout::<F>::new(&weights, member.team())?;
         let planes = arena.buffer::<u8>(layout.bytes)?;
         let parts = arena.buffer::<f32>(layout.amaxes)?;
@@ -235,7 +232,7 @@ impl<F: WeightFormat> ShardSet<F> {
     pub fn update<'s>(&'s mut self, stream: &Stream) -> Result<Updating<'s, F>> {
         self.compare()?;
         let begun = self.begin(stream);
-        self.or_abort(stream, "ShardSet::update", begun)?;
+        self.arena.or_abort(stream, "ShardSet::update", begun)?;
         // What is captured is not done.
         self.is_published &= stream.is_capturing();
         Ok(Updating { set: self, stream: stream.clone() })
@@ -243,16 +240,14 @@ impl<F: WeightFormat> ShardSet<F> {
 
     /// Gives back what was pulled in the step before, and waits for the other ranks to do so.
     fn begin(&self, stream: &Stream) -> Result<()> {
-        let others: Vec<Rank> = self.others().collect();
         // After all that was pulled, wherever: pulls are uses of the slots.
         let mut slots = lock(&self.slots);
         note(stream, &slots.iter().map(write_access).collect::<Vec<_>>())?;
         // Of chains and graphs that are gone.
         slots.retain(|slot| Arc::strong_count(slot.memory()) > 1);
         drop(slots);
-        let batch = others.iter().try_fold(self.arena.batch(stream), |batch, owner| batch.set(&self.flags, DONE, *owner))?;
-        let batch = others.iter().try_fold(batch, |batch, reader| batch.take_back(&self.flags, DONE, *reader))?;
-        batch.enqueue()?;
+        let batch = self.others().try_fold(self.arena.batch(stream), |batch, owner| batch.set(&self.flags, DONE, owner))?;
+        self.others().try_fold(batch, |batch, reader| batch.take_back(&self.flags, DONE, reader))?.enqueue()?;
         note(stream, &[write_access(self.planes.local())])
     }
 
@@ -295,17 +290,6 @@ impl<F: WeightFormat> ShardSet<F> {
     /// The other members' ranks in the world.
     pub(super) fn others(&self) -> impl Iterator<Item = Rank> + '_ {
         self.member.others_in_world()
-    }
-
-    /// The other ranks go on with what did not come about here: ends the arena for them, with the reason.
-    pub(super) fn or_abort<R>(&self, stream: &Stream, what: &str, done: Result<R>) -> Result<R> {
-        if let Err(error) = &done
-            && !stream.is_capturing()
-        {
-            // What is returned is why.
-            let _ = self.arena.abort(&format!("{what}: {error}"));
-        }
-        done
     }
 
     /// Names memory into which weights are pulled.

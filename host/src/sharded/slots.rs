@@ -6,10 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use super::layout::ALIGNMENT;
 use crate::runtime::{Error, Result};
-
-/// Slots begin at multiples of this.
-const ALIGNMENT: u64 = 256;
 
 /// The slot of memory of each position of each pass, the same in every step and every replay.
 ///

@@ -65,7 +65,7 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
     pub fn publish(self) -> Result<Published<'s, F>> {
         let Self { set, stream } = self;
         let cast = set.agree(&stream).and_then(|()| set.cast(&stream)).and_then(|()| set.tell(&stream));
-        set.or_abort(&stream, "Updating::publish", cast)?;
+        set.arena.or_abort(&stream, "Updating::publish", cast)?;
         // What is captured is not done.
         set.is_published |= !stream.is_capturing();
         Ok(Published { set })

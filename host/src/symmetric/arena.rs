@@ -19,7 +19,7 @@ use super::layout::{Item, Layout};
 use super::options::ArenaOptions;
 use super::signal::{Channel, Epoch};
 use super::watcher::Watcher;
-use crate::comm::{ArenaRank, Meeting, NcclCommunicator, Rank, WorldSize};
+use crate::comm::{ArenaRank, Meeting, Member, NcclCommunicator, Rank, WorldSize};
 use crate::runtime::backend::{Caller, WordOperation};
 use crate::runtime::instances::Lent;
 use crate::runtime::runtime::lock;
@@ -134,6 +134,14 @@ impl Arena {
     /// How many ranks there are.
     pub fn world(&self) -> WorldSize {
         self.0.world
+    }
+
+    /// Fails unless the member is this rank, in a team of this world.
+    pub(crate) fn check_member(&self, what: &'static str, member: &Member) -> Result<()> {
+        if member.team().world() == self.world() && member.world_rank() == self.rank() {
+            return Ok(());
+        }
+        Err(Error::Invalid { what, why: format!("{member:?} is not of {} in an arena of {}", self.rank(), self.world()) })
     }
 
     /// What the memory can do.

@@ -41,6 +41,18 @@ impl Arena {
         let error = SymmetricError::Aborted { rank: self.0.rank, why: why.to_owned() };
         self.0.fail(error.into()).map(|_| ())
     }
+
+    /// Passes on how a call ended that all ranks make. The others go on with what did not come about here: so one that failed ends the arena for them, with the reason, unless
+    /// it was only captured.
+    pub(crate) fn or_abort<R>(&self, stream: &Stream, what: &str, done: Result<R>) -> Result<R> {
+        if let Err(error) = &done
+            && !stream.is_capturing()
+        {
+            // What is returned is why.
+            let _ = self.abort(&format!("{what}: {error}"));
+        }
+        done
+    }
 }
 
 impl Inner {

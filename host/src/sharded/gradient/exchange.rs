@@ -2,10 +2,11 @@
 
 use oxtile_tile::launch::DeviceView;
 
-use super::memory::{lend, note, slot_of};
+use super::super::memory::lend;
 use super::scatter::{GradientScatter, State};
-use super::slots::Slots;
+use super::slots::{Slots, slot_of};
 use crate::comm::WorldSize;
+use crate::runtime::module::note;
 use crate::runtime::{Result, Stream};
 use crate::sum_parts::Addend;
 
@@ -70,16 +71,5 @@ impl<E: Addend> GradientScatter<E> {
     /// Whether no other rank has a part.
     pub(super) fn is_alone(&self) -> bool {
         self.member.team().size() == WorldSize::ONE
-    }
-
-    /// The other ranks go on with what did not come about here: ends the arena for them.
-    pub(super) fn or_abort<R>(&self, what: &str, done: Result<R>) -> Result<R> {
-        if let Err(error) = &done
-            && !self.send.is_capturing()
-        {
-            // What is returned is why.
-            let _ = self.arena.abort(&format!("{what}: {error}"));
-        }
-        done
     }
 }

@@ -8,12 +8,10 @@
 //! | `step` | the order of its calls |
 //! | `layout` | where rows lie, whole and in parts |
 //! | `slots` | where parts arrive, and the flags of the ranks |
-//! | `memory` | memory that weights use in turn |
 
 mod config;
 mod exchange;
 mod layout;
-mod memory;
 mod scatter;
 mod slots;
 mod step;

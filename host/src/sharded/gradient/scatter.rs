@@ -6,14 +6,14 @@ use std::sync::Mutex;
 use oxtile_tile::launch::DeviceViewMut;
 
 use super::super::format::WeightFormat;
+use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
 use super::config::{GradientBytes, GradientConfig};
 use super::layout::Layout;
-use super::memory::{SLOTS, lend, lend_first, note, slot_of};
-use super::slots::Slots;
+use super::slots::{SLOTS, Slots, slot_of};
 use super::step::Steps;
 use crate::comm::{Member, WorldSize};
-use crate::runtime::module::enqueue;
+use crate::runtime::module::{enqueue, note};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::sum_parts::{AddParts, Addend};
@@ -129,9 +129,7 @@ impl<E: Addend> GradientScatter<E> {
     ) -> Result<Self> {
         const WHAT: &str = "GradientScatter::new";
         let invalid = |why| Err(Error::Invalid { what: WHAT, why });
-        if member.team().world() != arena.world() || member.world_rank() != arena.rank() {
-            return invalid(format!("{member:?} is not of {} in an arena of {}", arena.rank(), arena.world()));
-        }
+        arena.check_member("GradientScatter::new", member)?;
         if !config.scale.is_finite() {
             return invalid(format!("the scale is {}: take 1 for the sum, GradientConfig::mean for the mean", config.scale));
         }
@@ -251,7 +249,7 @@ impl<E: Addend> GradientScatter<E> {
             let capture = self.capture(WHAT, compute)?;
             let before = state.steps.send(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
             let done = self.exchange(state, compute, weight, before);
-            self.or_abort(WHAT, done)?
+            self.arena.or_abort(&self.send, WHAT, done)?
         };
         summed.map_or(Ok(()), |weight| hook(WeightId(weight)))
     }
@@ -268,7 +266,7 @@ impl<E: Addend> GradientScatter<E> {
             let capture = self.capture(WHAT, stream)?;
             let (last, order) = state.steps.finish(&self.weights, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
             let done = self.complete(state, stream, last, &order);
-            self.or_abort(WHAT, done)?;
+            self.arena.or_abort(&self.send, WHAT, done)?;
             last
         };
         last.map_or(Ok(()), |weight| hook(WeightId(weight)))

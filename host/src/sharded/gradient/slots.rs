@@ -3,11 +3,20 @@
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
+use super::super::memory::lend;
 use super::layout::Layout;
-use super::memory::{SLOTS, lend, note};
 use crate::comm::{Member, Rank};
+use crate::runtime::module::note;
 use crate::runtime::{Buffer, Result, Stream};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
+
+/// Slots of an owner, and buffers of whole gradients.
+pub(super) const SLOTS: usize = 2;
+
+/// The slot and the buffer of a weight.
+pub(super) fn slot_of(weight: usize) -> usize {
+    weight % SLOTS
+}
 
 /// The slots of a rank, which weights take in turn. In each, every rank has a part of its own.
 ///
