@@ -19,41 +19,66 @@
 //! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
 //! | `copy` | the smallest kernel, and the ceiling of the memory-bound ones |
 //! | `fill` | numbers repeated |
+//! | `wide` | the wide numbers that codes decode to: `mxfp8::Wide` |
+//!
+//! A family with kernels is a feature; all of them are the default. What several families use stands beside them, without a feature.
 #![no_std]
 #![deny(missing_docs)]
+// What only some families use stands unused beside the others.
+#![cfg_attr(not(feature = "all"), allow(dead_code, unused_imports))]
 
+#[cfg(feature = "activation")]
 pub mod activation;
+#[cfg(feature = "adamw")]
 pub mod adamw;
+#[cfg(feature = "amax")]
 pub mod amax;
+#[cfg(feature = "attention")]
 pub mod attention;
 pub mod codes;
+#[cfg(feature = "column_sums")]
 pub mod column_sums;
+#[cfg(feature = "copy")]
 pub mod copy;
+#[cfg(feature = "cross_entropy")]
 pub mod cross_entropy;
+#[cfg(feature = "embedding")]
 pub mod embedding;
+#[cfg(feature = "exchange")]
 pub mod exchange;
+#[cfg(feature = "fill")]
 pub mod fill;
+#[cfg(feature = "fp8")]
 pub mod fp8;
+#[cfg(feature = "gemm")]
 pub mod gemm;
 pub mod group;
+#[cfg(feature = "interleave")]
 pub mod interleave;
 pub mod magnitude;
 pub mod matrix;
+#[cfg(feature = "mxfp8")]
 pub mod mxfp8;
+#[cfg(feature = "nvfp4")]
 pub mod nvfp4;
+#[cfg(feature = "rms_norm")]
 pub mod rms_norm;
+#[cfg(feature = "rotary")]
 pub mod rotary;
 pub mod row;
+#[cfg(feature = "shards")]
 pub mod shards;
+#[cfg(feature = "sum_parts")]
 pub mod sum_parts;
+#[cfg(feature = "thd")]
 pub mod thd;
-
-use oxtile_tile::launch::KernelFamily;
+mod wide;
 
 oxtile_tile::source_hash!();
 
 /// Every kernel of this crate. A test holds it against the sources.
-pub const KERNELS: &[KernelFamily] = &[
+#[cfg(feature = "all")]
+pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     activation::ACTIVATE,
     adamw::ADAMW,
     amax::AMAX,

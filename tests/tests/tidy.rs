@@ -140,3 +140,43 @@ fn kernels_of(source: &str) -> Vec<String> {
     }
     names
 }
+
+/// `oxtile-build` compiles a family alone where each has a feature: without one, an edit compiles all kernels again.
+#[test]
+fn every_family_is_a_feature() {
+    let manifest = fs::read_to_string(root().join("gpu/Cargo.toml")).expect("the manifest of the kernels");
+    let features =
+        manifest.split_once("[features]").and_then(|(_, rest)| rest.split_once("\n[")).expect("features, and a table after them").0;
+    let (all, each) = features.split_once("all = [").and_then(|(_, rest)| rest.split_once(']')).expect("the feature `all`");
+    for info in oxtile_kernels::KERNELS.iter().flat_map(|family| family.instances) {
+        let family = info.family;
+        assert!(each.contains(&format!("\n{family} = [")), "gpu/Cargo.toml: no feature `{family}`");
+        assert!(all.contains(&format!("\"{family}\"")), "gpu/Cargo.toml: `{family}` is not in `all`");
+    }
+}
+
+/// What a newcomer copies looks for races and for memory that nobody wrote.
+#[test]
+fn pages_show_the_emulator_that_checks() {
+    let page = |name: &str| fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    for name in ["README.md", "docs/kernels.md", "docs/own-crate.md"] {
+        let text = page(name);
+        let blocks: Vec<_> = text.split("```").skip(1).step_by(2).collect();
+        assert!(!blocks.is_empty(), "{name}");
+        assert!(!blocks.iter().any(|block| block.contains("emulated_fast(")), "{name} shows the emulator that checks nothing");
+    }
+    assert!(page("README.md").contains("Runtime::checked("));
+    assert!(page("host/cli/src/new/test.rs.in").contains("checked"));
+}
+
+/// Most of an edit's compile time hangs on these lines: docs/performance/loop.md.
+#[test]
+fn the_profile_keeps_edits_short() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace's manifest");
+    let profile =
+        |name: &str| manifest.split_once(&format!("[profile.dev{name}]\n")).expect("a profile").1.split("\n[").next().unwrap_or_default();
+    assert!(profile("").contains("lto = \"off\""));
+    for package in [".package.oxtile-emulator", ".package.oxtile-tile"] {
+        assert!(profile(package).contains("codegen-units = 1"), "{package}");
+    }
+}

@@ -29,7 +29,7 @@ struct Options {
 pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
     let options = options(arguments)?;
     loop {
-        let seen = sources()?;
+        let seen = sources(options.emulate)?;
         let result = if options.emulate {
             programs::emulated_cases(&options.name, options.seed)
         } else {
@@ -43,19 +43,16 @@ pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
         }
         say("waiting for an edit (control-C ends)");
         // A file that is being written may be unreadable for a moment.
-        while sources().map_or(true, |now| now == seen) {
+        while sources(options.emulate).map_or(true, |now| now == seen) {
             thread::sleep(WATCH_PERIOD);
         }
     }
 }
 
-/// Changes when a source of any kernel does.
-fn sources() -> Result<[String; kernels::CRATES.len()]> {
-    let mut hashes = [const { String::new() }; kernels::CRATES.len()];
-    for (hash, folder) in hashes.iter_mut().zip(kernels::CRATES) {
-        *hash = source_hash(root().join(folder))?;
-    }
-    Ok(hashes)
+/// Changes when a source of any kernel does, or, where they are emulated, of the cases.
+fn sources(emulate: bool) -> Result<Vec<String>> {
+    let cases = emulate.then_some("tests");
+    kernels::CRATES.into_iter().chain(cases).map(|folder| Ok(source_hash(root().join(folder))?)).collect()
 }
 
 fn options(arguments: &mut Parser) -> Result<Options> {
@@ -83,17 +80,24 @@ fn options(arguments: &mut Parser) -> Result<Options> {
 fn report(options: &Options, tools: &CudaTools) -> Result<()> {
     let mut others = BTreeSet::new();
     let mut folders = kernels::CRATES.map(|folder| root().join(folder));
-    folders.sort_by_key(|folder| !known(folder).is_ok_and(|names| names.iter().any(|name| name.starts_with(&options.name))));
+    folders.sort_by_key(|folder| !known(folder).is_ok_and(|kernels| kernels.keys().any(|name| name.starts_with(&options.name))));
     for folder in folders {
-        let (mut names, rest): (BTreeSet<_>, BTreeSet<_>) = known(&folder)?.into_iter().partition(|name| name.starts_with(&options.name));
-        let a_known = names.first().cloned();
-        if names.is_empty() {
-            others.extend(rest);
+        let (named, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            known(&folder)?.into_iter().partition(|(name, _)| name.starts_with(&options.name));
+        let a_known = named.keys().next().cloned();
+        if named.is_empty() {
+            others.extend(rest.into_keys());
         }
         // A new kernel is found by its whole name.
-        names.insert(options.name.clone());
+        let names: BTreeSet<_> = named.keys().chain([&options.name]).collect();
+        let families: BTreeSet<_> = named.values().collect();
         // One build. With line tables and without the others, a kernel may have a few instructions more or less than what is shipped.
-        let build = kernels::builder(&folder).arch(options.arch.clone()).line_tables(true).kernels(names).inspect()?;
+        let mut builder = kernels::builder(&folder).arch(options.arch.clone()).line_tables(true).kernels(names);
+        // Of one family the others are not even parsed.
+        if let [family] = Vec::from_iter(families)[..] {
+            builder = builder.family(family);
+        }
+        let build = builder.inspect()?;
         if build.kernels.is_empty() {
             match a_known {
                 Some(name) => {
@@ -116,17 +120,17 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
     bail!("no kernel begins with `{}`. Name a new one wholly, with its types: `amax__bf16`. There are: {others}", options.name)
 }
 
-/// The names of the kernels that the ratchet or the last build knows.
-fn known(folder: &Path) -> Result<BTreeSet<String>> {
+/// The kernels that the ratchet or the last build knows, each with its family.
+fn known(folder: &Path) -> Result<BTreeMap<String, String>> {
     let package = match folder.ends_with(kernels::CRATES[0]) {
         true => "oxtile-kernels",
         false => "oxtile-conformance",
     };
-    let mut names = ratchet::kernels(&folder.join("ratchet"))?;
+    let mut kernels = ratchet::kernels(&folder.join("ratchet"))?;
     if let Ok(manifest) = Manifest::read(&target().join("oxtile/kernels").join(package)) {
-        names.extend(manifest.kernels.into_keys());
+        kernels.extend(manifest.kernels.into_iter().map(|(name, kernel)| (name, kernel.meta.family)));
     }
-    Ok(names)
+    Ok(kernels)
 }
 
 fn figures(kernel: &Kernel, ratchet: &Path) -> Result<()> {

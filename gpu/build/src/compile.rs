@@ -3,14 +3,13 @@
 use std::{
     collections::BTreeSet,
     fs, io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
+    slice,
 };
 
 use crate::{Arch, Error, Toolchain, recipe, source_hash::hex_digest, tool};
-
-/// Set while rustc runs on a kernel crate, so that its own build script does not start the same build again.
-pub(crate) const NESTED: &str = "OXTILE_BUILD_NESTED";
 
 /// What cargo says of the kernel crate.
 #[derive(Clone, Debug)]
@@ -24,6 +23,9 @@ pub(crate) struct Project {
     pub target: PathBuf,
     /// The folders of the crates that it depends on by path.
     pub neighbours: Vec<PathBuf>,
+    /// Whether the crate has a cargo feature for each of its families: it is then compiled a family at a time, with that feature alone. Cargo
+    /// compiles none again whose files are as they were, and the machine code of one does not depend on the others.
+    pub divided: bool,
 }
 
 impl Project {
@@ -45,17 +47,23 @@ impl Project {
         let package = packages.into_iter().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
         let dependencies = package.and_then(|package| package["dependencies"].as_array()).into_iter().flatten();
         let neighbours = dependencies.filter_map(|dependency| dependency["path"].as_str()).map(PathBuf::from).collect();
+        let features = package.and_then(|package| package["features"].as_object()).into_iter().flatten();
+        let features: BTreeSet<_> = features.map(|(feature, _)| feature.clone()).collect();
         let name = package.and_then(|package| package["name"].as_str());
         let name = name.ok_or_else(|| Error::content(&manifest, "this manifest has no [package]; name the kernel crate's own"))?;
         let folder_of = |key: &str| PathBuf::from(json[key].as_str().unwrap_or_default());
-        Ok(Self {
+        let mut project = Self {
             package: name.into(),
             folder: manifest.parent().unwrap_or(Path::new("/")).into(),
             workspace: folder_of("workspace_root"),
             target: folder_of("target_directory"),
             neighbours,
+            divided: false,
             manifest,
-        })
+        };
+        let families = project.families()?;
+        project.divided = !families.is_empty() && families.iter().all(|family| features.contains(family));
+        Ok(project)
     }
 
     /// The command that builds these kernels, for a person who is where they are: Oxtile's own have one of their own.
@@ -95,6 +103,14 @@ impl Project {
             }
         }
         Ok(families.into_iter().collect())
+    }
+
+    /// The families in the sets that are compiled by one run of rustc each: a few kernels by name in one.
+    pub fn runs<'f>(&self, families: &'f [String], kernels: &[String]) -> Vec<&'f [String]> {
+        match self.divided && kernels.is_empty() {
+            true => families.iter().map(slice::from_ref).collect(),
+            false => vec![families],
+        }
     }
 
     /// As `#[kernel]` names it: kernels in `lib.rs` or `main.rs` belong to a family with the name of the package.
@@ -149,8 +165,8 @@ pub(crate) fn described(families: &[String]) -> String {
     }
 }
 
-/// Compiles families, or these kernels alone if any are named, for one architecture by one run, since most of a small family's time is the
-/// crate's own. Returns the PTX as rustc writes it.
+/// Compiles families, or these kernels of theirs alone if any are named, for one architecture by one run of rustc. Returns the PTX as it
+/// writes it.
 pub(crate) fn compile(
     project: &Project,
     families: &[String],
@@ -172,17 +188,52 @@ pub(crate) fn compile(
     // By content, as the source hash is: a file that was copied with its time may be new and look old.
     cargo.arg("-Zchecksum-freshness");
     cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.cargo_target());
+    if project.divided {
+        cargo.args(["--no-default-features", "--features", &families.join(",")]);
+    }
     recipe::PROFILE.iter().for_each(|setting| _ = cargo.args(["--config", setting]));
     if variant.line_tables {
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
-    cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg("-Clinker=/bin/true").args(recipe::CRATE_FLAGS);
+    // Without the word, cargo keeps the state of one set of features alone for a library that other programs load.
+    cargo.env("__CARGO_DEFAULT_LIB_METADATA", "oxtile");
+    cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg(format!("-Clinker={}", linker(project)?.display()));
+    cargo.args(recipe::CRATE_FLAGS);
     let (of_what, names) = if kernels.is_empty() { ("family", families) } else { ("kernel", kernels) };
     names.iter().for_each(|name| _ = cargo.args(["--cfg", &format!("oxtile_{of_what}=\"{name}\"")]));
     let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
-    tool::run(&format!("compiling {} for {arch}", described(families)), &mut cargo).map_err(with_std_mend)?;
+    let what = format!("compiling {} for {arch}", described(families));
+    tool::run(&what, &mut cargo).map_err(with_std_mend)?;
+    if !output.exists() {
+        forget(project)?;
+        tool::run(&what, &mut cargo).map_err(with_std_mend)?;
+    }
     fs::read_to_string(&output).map_err(Error::file("read", &output))
+}
+
+/// What rustc runs as its linker: nothing is linked, but cargo compiles again whatever left no file under the library's name.
+fn linker(project: &Project) -> Result<PathBuf, Error> {
+    const LEAVES_AN_EMPTY_FILE: &str = "#!/bin/sh\nwhile [ $# -gt 1 ]; do\n    [ \"$1\" = -o ] && : >\"$2\"\n    shift\ndone\n";
+    let path = project.cargo_target().join("no-linker.sh");
+    if fs::read_to_string(&path).ok().as_deref() != Some(LEAVES_AN_EMPTY_FILE) {
+        fs::write(&path, LEAVES_AN_EMPTY_FILE).map_err(Error::file("write", &path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(Error::file("make executable", &path))?;
+    }
+    Ok(path)
+}
+
+/// Takes those files away, where PTX is gone that cargo remembers having compiled.
+fn forget(project: &Project) -> Result<(), Error> {
+    let folder = project.cargo_target().join(recipe::TARGET).join("ptx/deps");
+    let prefix = project.package.replace('-', "_");
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) && name.ends_with(".ptx") {
+            fs::remove_file(entry.path()).map_err(Error::file("remove", &entry.path()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Names of std that rustc does not find without it, as its errors have them.
@@ -211,7 +262,7 @@ pub(crate) fn cargo(toolchain: &Toolchain) -> Command {
     let inherited =
         ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];
     inherited.iter().for_each(|name| _ = cargo.env_remove(name));
-    cargo.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").env(NESTED, "1").env("CARGO_TERM_COLOR", "never");
+    cargo.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").env(recipe::NESTED, "1").env("CARGO_TERM_COLOR", "never");
     cargo
 }
 

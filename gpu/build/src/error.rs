@@ -1,9 +1,9 @@
 //! What can go wrong, where, and how to mend it.
 
-use std::{io, path::PathBuf};
+use std::{fmt, io, path::PathBuf};
 
 /// An error of the kernel build.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No compiler fit for device code was found.
@@ -84,6 +84,13 @@ pub enum Error {
          mend: call Builder::build from the build script of the crate that launches the kernels"
     )]
     Nested,
+}
+
+/// As it is displayed: what `fn main() -> Result<(), Error>` and a test that returns it print.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The steps, one module each: [`toolchain`] finds the compiler, [`cuda_tools`] the assembler; `dependencies` looks for what
-//! cannot be compiled for a GPU; `compile` runs rustc once an architecture, on all families; [`ptx`] cuts the module into one
+//! cannot be compiled for a GPU; `compile` runs rustc once a family and architecture where the crate has a feature for each of its families, else once an architecture; [`ptx`] cuts the module into one
 //! file an entry and writes the launch bounds into it, which it reads
 //! from the metadata comments that `#[kernel]` leaves in the PTX; [`assemble`] runs ptxas; [`lint`] and [`ratchet`] judge
 //! the result; [`manifest`] lists what was built, for the program that loads it.

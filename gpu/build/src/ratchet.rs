@@ -51,16 +51,18 @@ pub fn accepted(folder: &Path, kernel: &Kernel) -> Result<Option<Accepted>, Erro
     Ok(figures.get_mut(&kernel.meta.name).and_then(|archs| archs.remove(&kernel.arch)))
 }
 
-/// The names of the kernels that the ratchet in this folder has figures of; none where there is no folder.
-pub fn kernels(folder: &Path) -> Result<BTreeSet<String>, Error> {
-    let mut names = BTreeSet::new();
+/// The kernels that the ratchet in this folder has figures of, each with its family; none where there is no folder.
+pub fn kernels(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
+    let mut kernels = BTreeMap::new();
     if !folder.is_dir() {
-        return Ok(names);
+        return Ok(kernels);
     }
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
-        names.extend(read(&entry.map_err(Error::file("read", folder))?.path())?.into_keys());
+        let path = entry.map_err(Error::file("read", folder))?.path();
+        let family = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        kernels.extend(read(&path)?.into_keys().map(|kernel| (kernel, family.clone())));
     }
-    Ok(names)
+    Ok(kernels)
 }
 
 fn path(folder: &Path, family: &str) -> PathBuf {

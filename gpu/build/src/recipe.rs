@@ -9,6 +9,10 @@ pub const PINNED_PTXAS: &str = "13.0.88";
 /// The target triple of device code.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
+/// Set while rustc runs on a kernel crate for the GPU, so that its own build script neither starts the same build again nor compiles the
+/// hash of all sources in, which would compile each family again after any edit.
+pub const NESTED: &str = "OXTILE_BUILD_NESTED";
+
 /// Code generation flags for every crate of the module, core included. After `--` they would reach the last crate only,
 /// and barriers in the others would be duplicated.
 ///

@@ -43,7 +43,7 @@ struct Measured {
 
 impl<'a> Run<'a> {
     pub fn new(builder: &'a Builder<'a>) -> Result<Self, Error> {
-        if env::var_os(compile::NESTED).is_some() {
+        if env::var_os(recipe::NESTED).is_some() {
             return Err(Error::Nested);
         }
         let toolchain = builder.toolchain.clone().map_or_else(Toolchain::find, Ok)?;
@@ -141,8 +141,11 @@ impl<'a> Run<'a> {
         };
         for arch in &self.archs {
             (self.builder.say)(&format!("rustc {}: {families} for {arch}", self.toolchain.release));
-            let text = compile::compile(&self.project, &self.families, &self.builder.kernels, arch, &self.toolchain, self.variant())?;
-            let found = ptx::split(&text).map_err(|why| Error::Ptx { families: families.clone(), why })?;
+            let mut found = Vec::new();
+            for families in self.project.runs(&self.families, &self.builder.kernels) {
+                let text = compile::compile(&self.project, families, &self.builder.kernels, arch, &self.toolchain, self.variant())?;
+                found.extend(ptx::split(&text).map_err(|why| Error::Ptx { families: compile::described(families), why })?);
+            }
             for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
                 built.insert(entry.meta.family.clone());
                 match entry.unresolved.is_empty() {
@@ -253,13 +256,14 @@ impl<'a> Run<'a> {
     pub fn accept(&self, kernels: &[Kernel]) -> Result<(), Error> {
         if !self.ratchet_binds() {
             let what = format!("the ratchet holds the figures of rustc {} and ptxas {}", recipe::PINNED_RELEASE, recipe::PINNED_PTXAS);
-            return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` installs them".into() });
+            return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` in an Oxtile checkout installs them".into() });
         }
         self.scope(&self.ratchet(), kernels).accept(&self.families)
     }
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
-        let alone = self.builder.family.is_some() || !self.builder.kernels.is_empty() || self.line_tables;
+        let without_others = self.builder.family.is_some() && !self.project.divided;
+        let alone = without_others || !self.builder.kernels.is_empty() || self.line_tables;
         ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
     }
 

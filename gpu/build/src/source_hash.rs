@@ -83,11 +83,20 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
 /// let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap();
 /// print!("{}", oxtile_build::source_hash::cargo_directives(folder).unwrap());
 /// ```
+/// While the kernels themselves are compiled for the GPU, which needs the hash of no file, it prints a word in its place.
+///
 /// The folder is asked for when the script runs (`env!` would name the first checkout in a copy of it), and sources are named from it on.
 pub fn cargo_directives(folder: impl AsRef<Path>) -> Result<String> {
-    let folder = folder.as_ref();
+    directives(folder.as_ref(), std::env::var_os(recipe::NESTED).is_some())
+}
+
+fn directives(folder: &Path, nested: bool) -> Result<String> {
+    let again = format!("cargo::rerun-if-env-changed={}\n", recipe::NESTED);
+    if nested {
+        return Ok(again + "cargo::rustc-env=OXTILE_SOURCE_HASH=of-the-program\n");
+    }
     let whole = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.to_owned(), source })?;
-    let mut text = format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
+    let mut text = again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
     for package in packages(folder)?.values() {
         for watched in ["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)) {
             if watched.exists() {

@@ -21,7 +21,11 @@ fn refusal(root: &Path) -> Vec<String> {
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text + "\n[workspace]\n").unwrap();
     match Builder::new(root.join("own")).on_step(|step| panic!("it was compiled: {step}")).build() {
-        Err(Error::NeedsStd(lines)) => lines,
+        Err(error @ Error::NeedsStd(_)) => {
+            assert_eq!(format!("{error:?}"), error.to_string(), "a test that returns it prints its text");
+            let Error::NeedsStd(lines) = error else { unreachable!() };
+            lines
+        }
         other => panic!("the build should have been refused: {other:?}"),
     }
 }

@@ -11,7 +11,8 @@ fn memory_faults_name_tensor_offset_and_line() {
     for part in ["`output`", "offset 256", "256 bytes", "thread (63, 0, 0)", "kernel `faulty`", "mod.rs"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
-    reported(job(|a| _ = device::global_read::<16>(a[0] + 8, ReadOrder::Weak)), FaultKind::Misaligned);
+    let fault = reported(job(|a| _ = device::global_read::<16>(a[0] + 8, ReadOrder::Weak)), FaultKind::Misaligned);
+    assert!(fault.to_string().contains("misaligned access: an access of 16 bytes at offset 8 of `input`"), "{fault}");
     reported(job(|_| shared_store(256, 1)), FaultKind::OutOfBounds);
     let fault = reported(|| Job::new("forgotten", 1, 64, 64, 0, |_| shared_store(12, 1)), FaultKind::OutOfBounds);
     assert!(fault.to_string().ends_with("mend: name the layout that the kernel claims: #[kernel(shared = ...)]"), "{fault}");

@@ -12,7 +12,7 @@ mod operation;
 use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 pub use function::*;
 pub use operation::*;

@@ -7,7 +7,7 @@ use oxtile_tile::prelude::*;
 
 use super::run::{Piece, Run};
 use super::*;
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 /// Output vectors of a thread; for MXFP8, which moves the same bytes, 2 were best on an H200.
 const STEPS: usize = 2;

@@ -9,7 +9,7 @@ use oxtile_tile::prelude::*;
 use super::tile::{LINES, SIDE, Tile};
 use super::*;
 use crate::matrix::{Matrix, MatrixArgument};
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 /// CUDA blocks a multiprocessor.
 const RESIDENT: u32 = 3;

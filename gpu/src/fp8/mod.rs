@@ -64,7 +64,7 @@ use oxtile_tile::num::{Float, Fp8, Pod};
 use oxtile_tile::prelude::{Global, Parameter, Vector, warp};
 
 use crate::magnitude::{Magnitude, of_vector};
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 /// Threads of a CUDA block.
 const THREADS: u32 = 256;

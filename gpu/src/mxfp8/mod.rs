@@ -20,7 +20,6 @@
 //! | `cast_grouped`, `dequantize_grouped` | the same for a group of matrices by one launch |
 //! | `column_tile`, `fused_tile`, `computed` | the tile of the casts along columns, what the fused ones add to it, and the first half of their work |
 //! | `row_scales` | where the row scales of a CUDA block meet |
-//! | `wide` | the wide numbers that codes decode to |
 
 mod cast_both;
 mod cast_columns;
@@ -41,7 +40,6 @@ mod fused_tile;
 mod ragged_columns;
 mod ragged_rows;
 mod row_scales;
-mod wide;
 
 pub use cast_both::{MXFP8_CAST_BOTH, Mxfp8CastBoth, Mxfp8CastBothArgs};
 pub use cast_columns::{MXFP8_CAST_COLUMNS, Mxfp8CastColumns, Mxfp8CastColumnsArgs};
@@ -63,12 +61,11 @@ pub use ragged_columns::{MXFP8_DEQUANTIZE_RAGGED_COLUMNS, Mxfp8DequantizeRaggedC
 pub use ragged_rows::{MXFP8_CAST_RAGGED_ROWS, Mxfp8CastRaggedRows, Mxfp8CastRaggedRowsArgs};
 pub use ragged_rows::{MXFP8_DEQUANTIZE_RAGGED_ROWS, Mxfp8DequantizeRaggedRows, Mxfp8DequantizeRaggedRowsArgs};
 
-pub use wide::Wide;
-
 use oxtile_tile::num::{Fp8, ue8m0};
 use oxtile_tile::prelude::{Global, GlobalMut, Vector, thread, warp};
 
 use crate::magnitude::{Magnitude, of_vector};
+pub use crate::wide::Wide;
 
 /// Elements that share a scale.
 pub const BLOCK: u64 = 32;

@@ -8,7 +8,7 @@ use oxtile_tile::num::{Pod, e2m1x2, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::*;
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 pub(super) const THREADS: u32 = 256;
 /// Vectors side by side in a CUDA block: half as many, or twice, and one of reading and writing goes in runs too short.

@@ -9,7 +9,7 @@ use super::dequantize_columns;
 use super::dequantize_rows::{self, ELEMENTS, RESIDENT};
 use super::*;
 use crate::interleave::{interleaved_len, offset};
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 /// `output[i] = data[i] * (scale * amax * fp32(1/2688))`, rounded to nearest even, rows of `columns` elements.
 #[kernel(threads = dequantize_rows::THREADS, grid = rows_grid, min_blocks = RESIDENT)]

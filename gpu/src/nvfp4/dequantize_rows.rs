@@ -8,7 +8,7 @@ use oxtile_tile::num::{e2m1x2, e2m1x8, e4m3};
 use oxtile_tile::prelude::*;
 
 use super::*;
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 pub(super) const THREADS: u32 = 256;
 /// Elements of a lane and step: the codes of one register.

@@ -7,7 +7,7 @@ use oxtile_tile::prelude::*;
 
 use super::dequantize_rows::{load_part, store_part};
 use super::*;
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 const THREADS: u32 = 256;
 /// Elements of a lane and step: the codes of one register.

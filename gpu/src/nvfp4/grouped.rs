@@ -16,7 +16,7 @@ use super::*;
 use crate::codes::Codes;
 use crate::group::{self, Grouped, Member, Members};
 use crate::magnitude::Magnitude;
-use crate::mxfp8::Wide;
+use crate::wide::Wide;
 
 /// Blocks of elements that a thread of the rowwise cast does: looking for the member and making the table of multipliers take long.
 const CAST_STEPS: u32 = 4;

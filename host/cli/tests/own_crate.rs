@@ -59,6 +59,22 @@ fn the_page_makes_a_crate_that_passes_and_builds() {
     let tree = passed(shell(&crate_folder, "cargo tree --quiet --offline --edges normal,build"));
     assert!(tree.contains("oxtile-emulator") && !tree.contains("oxtile-kernels"), "{tree}");
 
+    // Kernels of other sources than the program's are refused, not run.
+    let stale = "#[test]\nfn found() {\n    let info = <mykernels::scale::Scale as oxtile_tile::launch::Kernel>::INFO;\n    oxtile::runtime::KernelLibrary::default().find(&info, (9, 0)).unwrap();\n}\n";
+    fs::write(crate_folder.join("tests/stale.rs"), stale).expect("a writable file");
+    passed(shell(&crate_folder, "cargo test --quiet --test stale"));
+    replace(&crate_folder.join("src/scale.rs"), "factor * input", "-factor * input");
+    let output = shell(&crate_folder, "cargo test --quiet --test stale");
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(!output.status.success() && text.contains("are stale"), "{text}");
+    replace(&crate_folder.join("src/scale.rs"), "-factor * input", "factor * input");
+    fs::remove_file(crate_folder.join("tests/stale.rs")).expect("the file that was written");
+
+    // What an emulated run records, the program explains.
+    passed(shell(&crate_folder, "OXTILE_EXPLAIN=$PWD/records cargo test --quiet"));
+    let text = passed(shell(&crate_folder, "oxtile explain scale --records records --kernels $CARGO_TARGET_DIR/oxtile/kernels"));
+    assert!(text.contains("src/scale.rs:") && text.contains("registers"), "{text}");
+
     // What the checks are for: an element too far is a report, not a passing test.
     let kernel = crate_folder.join("src/scale.rs");
     replace(&kernel, "i < input.len()", "i <= input.len()");

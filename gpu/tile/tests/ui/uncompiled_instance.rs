@@ -11,6 +11,8 @@ fn grid<T: Float + oxtile_tile::num::Pod>(_: &FillArgs<'_, T>, _: &DeviceLimits)
     Ok(Grid::x(1))
 }
 
+fn launched<K: Kernel>() {}
+
 fn main() {
-    let _ = Fill::<bf16>::INFO;
+    launched::<Fill<bf16>>();
 }

@@ -1,0 +1,88 @@
+//! A crate that has a feature for each of its families is compiled a family at a time.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use oxtile_build::Builder;
+
+/// A kernel that writes a number, in a family of its own.
+fn family(number: u32) -> String {
+    format!(
+        "use oxtile_tile::prelude::*;\n\n\
+         #[kernel(threads = 32, grid = one_block)]\npub fn write_{number}(target: GlobalMut<u32>) {{\n    target.store(0, {number});\n}}\n\n\
+         fn one_block(_: &Write{number}Args<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {{\n    Grid::cover(\"target\", 1, 1)\n}}\n"
+    )
+}
+
+/// When the PTX of each family was written.
+fn written(target: &Path) -> Vec<(String, SystemTime)> {
+    let mut found = Vec::new();
+    let mut folders = vec![target.join("ptx/cargo/emitted/divided")];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            match path.extension().and_then(|extension| extension.to_str()) {
+                None => folders.push(path),
+                Some("ptx") => {
+                    found.push((path.file_name().unwrap().to_str().unwrap().into(), path.metadata().unwrap().modified().unwrap()))
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Lays the crate out. Its target directory is that of the other crates outside the workspace, in which `core` is compiled once.
+fn lay_out(root: &Path, features: &str) -> PathBuf {
+    let shared = root.with_file_name("external").join("kernels/target");
+    fs::create_dir_all(&shared).unwrap();
+    fs::create_dir_all(root).unwrap();
+    if !root.join("target").exists() {
+        symlink(&shared, root.join("target")).unwrap();
+    }
+    let tile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tile").canonicalize().unwrap();
+    let manifest = format!(
+        "[package]\nname = \"divided\"\nedition = \"2024\"\n\n[features]\n{features}\n\n[dependencies]\noxtile-tile = {{ path = {tile:?} }}\n\n[workspace]\n"
+    );
+    fs::create_dir_all(root.join("src")).unwrap();
+    fs::write(root.join("Cargo.toml"), manifest).unwrap();
+    fs::write(root.join("src/lib.rs"), "#![no_std]\n#[cfg(feature = \"one\")]\npub mod one;\n#[cfg(feature = \"two\")]\npub mod two;\n")
+        .unwrap();
+    fs::write(root.join("src/one.rs"), family(1)).unwrap();
+    fs::write(root.join("src/two.rs"), family(2)).unwrap();
+    root.to_owned()
+}
+
+#[test]
+fn a_family_is_compiled_again_where_its_files_changed() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("divided");
+    let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
+    let build = || {
+        let build = Builder::new(&folder).build().unwrap();
+        build.kernels.iter().map(|kernel| fs::read_to_string(&kernel.ptx).unwrap()).collect::<Vec<_>>()
+    };
+    let first = build();
+    let [one, two] = &written(&root.join("target"))[..] else { panic!("a file a family: {:?}", written(&root.join("target"))) };
+    assert!(one.0.starts_with("one.") && two.0.starts_with("two."), "{one:?} {two:?}");
+
+    fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 3);")).unwrap();
+    let second = build();
+    assert_eq!(first[0], second[0]);
+    assert_ne!(first[1], second[1], "the edited kernel is the old one");
+    let after = written(&root.join("target"));
+    assert_eq!(after[0], *one, "a family without an edit was compiled again");
+    assert!(after[1].1 > two.1);
+
+    // PTX that somebody removed is made again, though cargo remembers having compiled it.
+    for (name, _) in &after {
+        let emitted = fs::read_dir(root.join("target/ptx/cargo/emitted/divided")).unwrap().next().unwrap().unwrap().path();
+        fs::remove_file(emitted.join(name)).unwrap();
+    }
+    fs::write(folder.join("src/two.rs"), family(2)).unwrap();
+    assert_eq!(build(), first);
+}
