@@ -213,10 +213,11 @@ fn reachable<'a>(entry: &Item, items: &'a [Item]) -> Vec<&'a Item> {
 
 /// Instructions that need a later PTX ISA than the one that LLVM writes for the oldest architecture that has them (PTX ISA, the
 /// "PTX ISA Notes" of each instruction).
-const LATER_ISA: [(&str, [u32; 2]); 3] = [
+const LATER_ISA: [(&str, [u32; 2]); 4] = [
     ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3", [8, 4]),
     ("mma.sync.aligned.m16n8k32.row.col.f32.e5m2", [8, 4]),
     ("createpolicy.fractional", [7, 4]),
+    ("red.relaxed.gpu.global.add.v4.f32", [8, 1]),
 ];
 
 /// The entry with the PTX ISA version that its instructions need: LLVM does not look into inline assembly.

@@ -37,6 +37,23 @@ fn uninitialised_and_freed_global_memory_is_found() {
     assert_eq!(memory.free(scratch), Err(MemoryError::NotAllocated { address: scratch }));
 }
 
+/// Sums of four elements are those of each, from all threads at once, and lie on 16 bytes.
+#[test]
+fn sums_of_four_elements_are_atomic_each() {
+    let memory = Memory::new();
+    let sums = memory.allocate("sums", 32, 0);
+    memory.write(sums, &[0; 32]).unwrap();
+    let run = |launch: Launch| GridRun::new(&memory, launch.arguments(&[sums]), Options::default()).unwrap().run();
+    run(Launch::new("adder", 2, 64, |a| device::add_vector(a[0] + 16, [1.0, 2.0, 0.5, thread() as f32]))).unwrap();
+    let mut bytes = [0; 32];
+    memory.read(sums, &mut bytes).unwrap();
+    let found: Vec<f32> = bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(found, [0.0, 0.0, 0.0, 0.0, 128.0, 256.0, 64.0, 4032.0]);
+    let fault = run(Launch::new("adder", 1, 1, |a| device::add_vector(a[0] + 8, [1.0; 4]))).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Misaligned, "{fault}");
+    assert!(run(Launch::new("adder", 1, 1, |a| device::add_vector(a[0] + 32, [1.0; 4]))).is_err(), "beyond the end");
+}
+
 /// A copy between device buffers initialises nothing.
 #[test]
 fn copied_bytes_are_as_initialised_as_their_source() {

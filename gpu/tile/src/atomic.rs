@@ -45,6 +45,15 @@ pub fn add_f32(slot: &GlobalMut<f32>, index: u64, value: f32) -> f32 {
     unsafe { <Target as Atomic>::add_f32(slot.address_of(index), value) }
 }
 
+/// Adds to the four elements from `index` on, whose address is a multiple of 16. Each sum is atomic, not the four together; otherwise as
+/// [`add_f32`].
+#[inline(always)]
+#[track_caller]
+pub fn add_vector_f32(slot: &GlobalMut<f32>, index: u64, values: [f32; 4]) {
+    // SAFETY: `range` checked the four where this build checks.
+    unsafe { <Target as Atomic>::add_vector_f32(slot.range(index, 4), values) };
+}
+
 /// Takes the next ticket at element `index`: acquires what holders of earlier tickets released, and
 /// releases this thread's writes to later ones.
 #[inline(always)]

@@ -75,6 +75,14 @@ pub fn atomic(space: Space, address: u64, operation: Atomic) -> u64 {
     access::atomic(thread, space, address, &operation, Location::caller())
 }
 
+/// Adds to four `f32` that begin at a multiple of 16 bytes of global memory, each by itself (`red.v4.f32`).
+#[track_caller]
+#[inline]
+pub fn add_vector(address: u64, values: [f32; 4]) {
+    let Some(thread) = acting() else { return };
+    access::add_vector(thread, address, values, Location::caller());
+}
+
 /// `fence.acq_rel.scope`.
 #[track_caller]
 #[inline]

@@ -151,6 +151,11 @@ pub trait Atomic {
     /// # Safety
     /// As [`max_u32`](Self::max_u32).
     unsafe fn add_f32(address: u64, value: f32) -> f32;
+    /// `red.relaxed.gpu.global.add.v4.f32` (PTX ISA 9.7.13.15; sm_90), elsewhere four `add.f32`: each sum is atomic, not the four together.
+    ///
+    /// # Safety
+    /// As [`max_u32`](Self::max_u32), 16-byte aligned, of 16 bytes.
+    unsafe fn add_vector_f32(address: u64, values: [f32; 4]);
 }
 
 /// Barriers of the block and the warp. PTX ISA 9.7.13, `bar`, `barrier`, `bar.warp.sync`.

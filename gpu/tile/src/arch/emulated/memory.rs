@@ -233,4 +233,10 @@ impl Atomic for Emulated {
     unsafe fn add_f32(address: u64, value: f32) -> f32 {
         f32::from_bits(atomic(address, AtomicOp::AddF32, 4, value.to_bits().into(), AtomicOrder::Relaxed) as u32)
     }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn add_vector_f32(address: u64, values: [f32; 4]) {
+        device::add_vector(address, values);
+    }
 }

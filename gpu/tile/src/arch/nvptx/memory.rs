@@ -268,4 +268,23 @@ impl Atomic for Nvptx {
     unsafe fn add_f32(address: u64, value: f32) -> f32 {
         atomic!("relaxed.gpu.global.add.f32", reg32, f32, address, value)
     }
+
+    #[cfg(target_feature = "sm_90")]
+    #[inline(always)]
+    unsafe fn add_vector_f32(address: u64, [a, b, c, d]: [f32; 4]) {
+        // SAFETY: the caller vouches for the address.
+        unsafe {
+            asm!("red.relaxed.gpu.global.add.v4.f32 [{0}], {{{1}, {2}, {3}, {4}}};",
+                 in(reg64) address, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack))
+        }
+    }
+
+    #[cfg(not(target_feature = "sm_90"))]
+    #[inline(always)]
+    unsafe fn add_vector_f32(address: u64, values: [f32; 4]) {
+        for (i, value) in values.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { Self::add_f32(address + 4 * i as u64, value) };
+        }
+    }
 }
