@@ -129,7 +129,6 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     gemm::GEMM_ANY,
     gemm::GEMM_GATHERED,
     gemm::GEMM_PORTABLE,
-    gemm::NVFP4_GEMM_FACTORS,
     interleave::INTERLEAVE_ROWS,
     interleave::INTERLEAVE_COLUMNS,
     interleave::DEINTERLEAVE_ROWS,
@@ -199,4 +198,5 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     nvfp4::NVFP4_CAST_BOTH_GROUPED,
     nvfp4::NVFP4_DEQUANTIZE_ROWS_GROUPED,
     nvfp4::NVFP4_DEQUANTIZE_COLUMNS_GROUPED,
+    nvfp4::NVFP4_GEMM_FACTORS,
 ];

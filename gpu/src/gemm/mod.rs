@@ -26,7 +26,6 @@
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
-//! | `factors` | factors of products of NVFP4 matrices |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
@@ -36,7 +35,6 @@
 mod any;
 mod arrival;
 mod division;
-mod factors;
 mod fusion;
 mod gathered;
 mod order;
@@ -50,7 +48,6 @@ mod tile_shape;
 
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
-pub use factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs};
 pub use panels::{OperandRows, OperandRowsArgument};

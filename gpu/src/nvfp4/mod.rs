@@ -33,6 +33,7 @@
 //! | `hadamard`, `hadamard_amax` | the random Hadamard transform of columns, and the amax after it |
 //! | `dequantize_rows`, `dequantize_columns`, `dequantize_interleaved`, `dequantize_scaled_rows` | back to wide numbers |
 //! | `grouped` | groups of matrices by one launch |
+//! | `gemm_factors` | the factors of products of matrices in this format |
 
 mod cast_block;
 mod cast_both;
@@ -48,6 +49,7 @@ mod dequantize_columns;
 mod dequantize_interleaved;
 mod dequantize_rows;
 mod dequantize_scaled_rows;
+mod gemm_factors;
 mod grouped;
 mod hadamard;
 mod hadamard_amax;
@@ -69,6 +71,7 @@ pub use dequantize_columns::{NVFP4_DEQUANTIZE_COLUMNS, Nvfp4DequantizeColumns, N
 pub use dequantize_interleaved::*;
 pub use dequantize_rows::{NVFP4_DEQUANTIZE_ROWS, Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
 pub use dequantize_scaled_rows::{NVFP4_DEQUANTIZE_SCALED_ROWS, Nvfp4DequantizeScaledRows, Nvfp4DequantizeScaledRowsArgs};
+pub use gemm_factors::{NVFP4_GEMM_FACTORS, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 pub use grouped::*;
 pub use hadamard_amax::{NVFP4_HADAMARD_AMAX, Nvfp4HadamardAmax, Nvfp4HadamardAmaxArgs};
 pub use mapping::{FourOverSix, FourOverSix256, FourOverSixSquared, FourOverSixSquared256, Mapping, ToSix};

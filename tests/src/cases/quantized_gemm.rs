@@ -4,7 +4,7 @@ use oxtile::gemm::GemmElement;
 use oxtile::quantize::gemm::{OperandFormat, Path, QuantizedGemm, QuantizedGemmConfig, QuantizedMatrix};
 use oxtile::quantize::*;
 use oxtile::{Buffer, Error, HostElement, Kind, Runtime, Stream};
-use oxtile_kernels::gemm::{Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
+use oxtile_kernels::nvfp4::{Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 use oxtile_tests::inputs::{Dtype, Random};
 use oxtile_tests::oracle::amax::amax;
 use oxtile_tests::oracle::formats::{BF16, E4M3};

@@ -16,7 +16,6 @@ pub const JOBS: &[Job] = &[
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
     Job { name: "gemm_portable", run: gemm_portable, equivalents: STRICTER_WAIT },
-    Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
 ];
 
 pub(super) const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
@@ -154,17 +153,4 @@ where
         },
     })?;
     Ok(device.download(&d))
-}
-
-fn nvfp4_gemm_factors(device: &Device) -> Result<Vec<u32>, Outcome> {
-    let (a, b) = (device.upload::<f32>("a_amax", &[3.0_f32.to_bits()]), device.upload::<f32>("b_amax", &[5.0_f32.to_bits()]));
-    let mut factors = device.upload::<f32>("factors", &[0; 2]);
-    device.launch::<Nvfp4GemmFactors>(Nvfp4GemmFactorsArgs {
-        a_amax: a.view(),
-        b_amax: b.view(),
-        factors: factors.view_mut(),
-        alpha: 2.0,
-        beta: 7.0,
-    })?;
-    Ok(device.download(&factors))
 }

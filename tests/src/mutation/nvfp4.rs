@@ -25,6 +25,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "nvfp4_hadamard_amax", run: hadamard_amax, equivalents: &[] },
     Job { name: "nvfp4_dequantize_rows", run: nvfp4_dequantize_rows, equivalents: &[] },
     Job { name: "nvfp4_dequantize_columns", run: dequantize_columns, equivalents: &[] },
+    Job { name: "nvfp4_gemm_factors", run: nvfp4_gemm_factors, equivalents: &[] },
 ];
 
 /// More than a tile of 128 rows, and two blocks across.
@@ -208,4 +209,17 @@ fn nvfp4_dequantize_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
         output: output.view_mut(),
     })?;
     Ok(device.download(&output))
+}
+
+fn nvfp4_gemm_factors(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let (a, b) = (device.upload::<f32>("a_amax", &[3.0_f32.to_bits()]), device.upload::<f32>("b_amax", &[5.0_f32.to_bits()]));
+    let mut factors = device.upload::<f32>("factors", &[0; 2]);
+    device.launch::<Nvfp4GemmFactors>(Nvfp4GemmFactorsArgs {
+        a_amax: a.view(),
+        b_amax: b.view(),
+        factors: factors.view_mut(),
+        alpha: 2.0,
+        beta: 7.0,
+    })?;
+    Ok(device.download(&factors))
 }

@@ -1,9 +1,8 @@
 //! Operands, and what is enqueued before they are multiplied.
 
 use oxtile_kernels::fp8::{Fp8Dequantize, Fp8DequantizeArgs};
-use oxtile_kernels::gemm::{Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 use oxtile_kernels::interleave::{InterleaveColumns, InterleaveColumnsArgs, InterleaveRows, InterleaveRowsArgs};
-use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs};
+use oxtile_kernels::nvfp4::{Nvfp4DequantizeRows, Nvfp4DequantizeRowsArgs, Nvfp4GemmFactors, Nvfp4GemmFactorsArgs};
 use oxtile_tile::launch::{BufferAccess, DeviceView};
 use oxtile_tile::num::{bf16, e4m3, ue8m0};
 
