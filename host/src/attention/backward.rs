@@ -85,7 +85,7 @@ impl<T: BackwardElement> AttentionBackward<T> {
 
     /// Binds tensors, makes tensor maps and the memory that the pass needs in between: one `f32` a query and head, and on Hopper's own
     /// kernels one for each element of `Q`, and two words a query; where few tiles of keys are split, at most 140 MB more; where gradients
-    /// of dense tensors are added, one `f32` for each element of `K` and `V`. Waits for those to be there.
+    /// of dense tensors are added, one `f32` for each element of `K` and `V`. All of it is in stream order: the host does not wait.
     ///
     /// # Errors
     /// [`Error::Length`] if a view does not have the configuration's size, [`Error::Invalid`] if one is missing or too many, or has another

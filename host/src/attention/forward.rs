@@ -48,7 +48,7 @@ impl<T: AttentionElement> Attention<T> {
         &self.choice
     }
 
-    /// Binds tensors; encodes their tensor maps on the device and waits for those to be there. Allocates on the device what runs share: some
+    /// Binds tensors; encodes their tensor maps and copies those to the device, in stream order: the host does not wait. Allocates on the device what runs share: some
     /// words, and much more where keys are [divided](AttentionConfig::key_parts). Runs that overlap, on streams that do not wait for each
     /// other, need one bound operation each.
     ///

@@ -84,7 +84,7 @@ impl Pull {
         let local = self.slots.local();
         let part = |start: u64, len| {
             // SAFETY: the elements lie inside the local buffer, whose memory keeps the arena and is told of streams.
-            unsafe { Buffer::lent(&local.device(), local.address() + start * 4, len, Arc::clone(local.memory()) as _) }
+            unsafe { Buffer::of_owner(&local.device(), local.address() + start * 4, len, Arc::clone(local.memory()) as _) }
         };
         Ok([Scratch::of(part(0, keys)?), Scratch::of(part(keys, values)?)])
     }

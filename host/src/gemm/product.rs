@@ -87,7 +87,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         self.plan
     }
 
-    /// Binds matrices; encodes their tensor maps on the device and waits for those to be there.
+    /// Binds matrices; encodes their tensor maps and copies those to the device, in stream order: the host does not wait.
     ///
     /// `bias` has one value a column.
     ///

@@ -54,7 +54,7 @@ type MatrixArguments<'m, A, B, const DEPTH: usize, O, const WIDTH: usize> = (
 );
 
 impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize> Maps<'a, A, B, DEPTH, O, WIDTH> {
-    /// Encodes them, and waits for that.
+    /// Encodes them, and copies them in stream order.
     pub fn new(stream: &Stream, config: GemmConfig, Matrices { a, b, d, .. }: Matrices<'a, A, B, O>) -> Result<Self> {
         let (GemmConfig { m, n, k, .. }, [m_major, n_major]) = (config, config.majors());
         let (of_a, of_b) = (if m_major { [k, m] } else { [m, k] }, if n_major { [k, n] } else { [n, k] });

@@ -33,7 +33,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             let (all, len) = (inner.place::<T>(place, 0), (own.end - own.start) * schedule.other);
             let address = all.address() + own.start * schedule.other * size_of::<T>() as u64;
             // SAFETY: the shard lies inside the place, aligned as its elements; the place's memory keeps the arena and is told of streams.
-            unsafe { Buffer::lent(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
+            unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
         let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
         Ok(Self { of, result, shards, products, given: None })

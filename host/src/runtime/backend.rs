@@ -139,6 +139,14 @@ pub(crate) trait Backend: Send + Sync {
         copies.iter().try_for_each(|copy| self.copy(stream, *copy))
     }
 
+    /// Writes words at an address that is a multiple of 8, of the stream's device, after all earlier work of the stream. The call takes the words with
+    /// it, into a graph too.
+    fn write_words(&self, stream: StreamId, address: u64, words: &[u64], caller: Caller) -> Result<()>;
+    /// Whether streams of the device do that.
+    fn writes_words(&self, _device: u32) -> bool {
+        true
+    }
+
     /// Writes a word that the device reaches, its own or a peer's, once all earlier work of the stream is visible there.
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()>;
     /// The stream goes on once the word of its own device is at least `value`: `(word - value) as i64 >= 0`.

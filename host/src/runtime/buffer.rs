@@ -18,10 +18,18 @@ use super::memory::{self, Memory, Owner, copy};
 use super::module::enqueue;
 use super::pinned::PinnedBuffer;
 use super::runtime::Kind;
-use super::stream::Stream;
+use super::stream::{Stream, StreamInner};
 
 /// The name of a buffer that was given none.
 pub(crate) const UNNAMED: &str = "buffer";
+
+/// What keeps memory of another library alive.
+struct KeptAlive(#[expect(dead_code, reason = "it is there to be dropped")] Arc<dyn Any + Send + Sync>);
+
+/// The other library frees in stream order by itself.
+impl Owner for KeptAlive {
+    fn used_on(&self, _: &Arc<StreamInner>) {}
+}
 
 /// `len` elements of `T` in the memory of one device. Empty buffers are legal.
 ///
@@ -96,6 +104,36 @@ impl<T: Pod> Buffer<T> {
         Ok(Self { memory, len, element: PhantomData })
     }
 
+    /// Borrows device memory of another library together with what keeps it alive: a tensor of that library, most of all. So the buffer may
+    /// outlive the scope that has the tensor, and a graph keeps it for its replays.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use oxtile::{Buffer, Result, Runtime};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let stream = Runtime::checked(1)?.device(0)?.stream()?;
+    /// let theirs = Arc::new(Buffer::from_slice(&stream, &[1_u32, 2, 3])?);
+    /// // SAFETY: the three elements are there as long as `theirs`, whose memory is freed in stream order.
+    /// let ours = unsafe { Buffer::<u32>::lent(&stream.device(), theirs.address(), 3, Arc::clone(&theirs) as _)? };
+    /// drop(theirs);
+    /// assert_eq!(ours.to_vec(&stream)?, [1, 2, 3]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    /// `len` elements lie at `address`, aligned for `T` and usable on `device`, for as long as `keep_alive` is not dropped. It is dropped with the
+    /// last handle on the memory, on any thread, while work on it may still be under way: what its drop frees is freed in the order of the streams
+    /// that used the buffer, as stream-ordered allocators do, or waits for them. The caller orders earlier work of the other library on the
+    /// memory before, as for [`borrow_raw`](Self::borrow_raw).
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub unsafe fn lent(device: &Device, address: u64, len: u64, keep_alive: Arc<dyn Any + Send + Sync>) -> Result<Self> {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::of_owner(device, address, len, Arc::new(KeptAlive(keep_alive))) }
+    }
+
     /// Device memory that its owner keeps for as long as the buffer, or a graph with work on it, is there.
     ///
     /// # Safety
@@ -104,7 +142,7 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Errors
     /// [`Error::TooLarge`].
-    pub(crate) unsafe fn lent(device: &Device, address: u64, len: u64, owner: Arc<dyn Owner>) -> Result<Self> {
+    pub(crate) unsafe fn of_owner(device: &Device, address: u64, len: u64, owner: Arc<dyn Owner>) -> Result<Self> {
         let bytes = byte_count::<T>("Buffer", len)?;
         let memory = Memory::borrowed(&device.runtime, device.index, address, bytes, Some(owner));
         Ok(Self { memory, len, element: PhantomData })
@@ -172,6 +210,20 @@ impl<T: Pod> Buffer<T> {
     /// Fails unless work on the stream may use the buffer.
     pub(crate) fn check_stream(&self, stream: &Stream, what: &'static str) -> Result<()> {
         self.memory.check_stream(&stream.0, what)
+    }
+
+    /// Writes words from the beginning on, in stream order: the call takes them with it, so that neither does the host wait nor must they stay.
+    #[track_caller]
+    pub(crate) fn write_words(&mut self, stream: &Stream, words: &[u64]) -> Result<()> {
+        self.memory.check_stream(&stream.0, "Buffer::write_words")?;
+        debug_assert!(size_of_val(words) as u64 <= self.memory.bytes, "the words leave the buffer");
+        let _enqueue = stream.0.runtime.enqueue();
+        memory::order(&stream.0, |wait_for| self.memory.add_use(&stream.0, true, wait_for))?;
+        if words.is_empty() {
+            return Ok(());
+        }
+        stream.0.note("words", Some(Location::caller()));
+        stream.0.runtime.backend.write_words(stream.0.id, self.memory.address, words, Location::caller())
     }
 
     /// Fills with zero bytes, in stream order.

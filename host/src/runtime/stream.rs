@@ -1,5 +1,6 @@
 //! Streams: queues of device work that run in order, each independent of the others.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -24,6 +25,8 @@ pub(crate) struct StreamInner {
     pub runtime: Arc<Inner>,
     pub id: StreamId,
     owned: bool,
+    /// What keeps a stream of another library alive.
+    _keep_alive: Option<Arc<dyn Any + Send + Sync>>,
     /// Records the queue's tail for another stream to wait on; made when first needed.
     tail: OnceLock<EventId>,
     /// Recorded just before a capture, for what must wait for earlier work while the queue itself is captured.
@@ -40,13 +43,13 @@ pub(crate) struct StreamInner {
 impl Stream {
     pub(crate) fn create(device: &Device) -> Result<Self> {
         let id = device.runtime.backend.create_stream(device.index)?;
-        Ok(Self::from_id(device, id, true))
+        Ok(Self::from_id(device, id, true, None))
     }
 
     /// A stream whose work goes before that of others, but for a wait of theirs that shares a queue of the device with it.
     pub(crate) fn urgent(device: &Device) -> Result<Self> {
         let id = device.runtime.backend.create_urgent_stream(device.index)?;
-        Ok(Self::from_id(device, id, true))
+        Ok(Self::from_id(device, id, true, None))
     }
 
     /// Borrows a stream of another library: on CUDA a `CUstream`. 0 and `CU_STREAM_LEGACY` are one stream, the legacy default stream, whose
@@ -59,15 +62,58 @@ impl Stream {
     /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) and outlives the
     /// handle, its clones and every buffer that was used on it.
     pub unsafe fn borrow_raw(device: &Device, raw: u64) -> Result<Self> {
-        let handle = if device.runtime.kind() == Kind::Cuda { one_name(raw)? } else { raw };
-        Ok(Self::from_id(device, StreamId { device: device.index, handle }, false))
+        Self::borrowed(device, raw, None)
     }
 
-    fn from_id(device: &Device, id: StreamId, owned: bool) -> Self {
+    /// As [`borrow_raw`](Self::borrow_raw), with what keeps the stream alive: a handle of the other library, which then need not outlive the
+    /// handle, its clones and the buffers that were used on it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use oxtile::{Buffer, Result, Runtime, Stream};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let device = Runtime::checked(1)?.device(0)?;
+    /// let theirs = device.stream()?;
+    /// // SAFETY: a stream of the device, there as long as the handle that is kept.
+    /// let ours = unsafe { Stream::lent(&device, theirs.raw(), Arc::new(theirs.clone()))? };
+    /// drop(theirs);
+    /// assert_eq!(Buffer::<u32>::zeros(&ours, 2)?.to_vec(&ours)?, [0, 0]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`borrow_raw`](Self::borrow_raw).
+    ///
+    /// # Safety
+    /// `raw` is a live stream of the device's primary context (of [`raw`](Self::raw) on the emulator) for as long as `keep_alive` is not dropped. It is
+    /// dropped with the last handle or buffer that was used on the stream, on any thread.
+    pub unsafe fn lent(device: &Device, raw: u64, keep_alive: Arc<dyn Any + Send + Sync>) -> Result<Self> {
+        Self::borrowed(device, raw, Some(keep_alive))
+    }
+
+    /// A stream that the caller of `borrow_raw` or `lent` vouches for.
+    fn borrowed(device: &Device, raw: u64, keep_alive: Option<Arc<dyn Any + Send + Sync>>) -> Result<Self> {
+        let handle = if device.runtime.kind() == Kind::Cuda { one_name(raw)? } else { raw };
+        Ok(Self::from_id(device, StreamId { device: device.index, handle }, false, keep_alive))
+    }
+
+    fn from_id(device: &Device, id: StreamId, owned: bool, keep_alive: Option<Arc<dyn Any + Send + Sync>>) -> Self {
         let runtime = Arc::clone(&device.runtime);
         let (tail, before_capture) = (OnceLock::new(), OnceLock::new());
         let (capturing, capture, last, watchers) = (AtomicBool::new(false), Mutex::new(None), Mutex::new(None), Arc::default());
-        Self(Arc::new(StreamInner { runtime, id, owned, tail, before_capture, capturing, capture, last, watchers }))
+        Self(Arc::new(StreamInner {
+            runtime,
+            id,
+            owned,
+            _keep_alive: keep_alive,
+            tail,
+            before_capture,
+            capturing,
+            capture,
+            last,
+            watchers,
+        }))
     }
 
     /// The handle to lend to another library: on CUDA its `CUstream`.

@@ -168,7 +168,7 @@ impl Arena {
         let arena = Arc::new(self.clone());
         // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the arena is not closed before it is
         // dropped, and then waits for the streams that it was told of.
-        let local = unsafe { Buffer::lent(&self.0.control.device(), self.0.base + offset, len, Arc::clone(&arena) as _)? };
+        let local = unsafe { Buffer::of_owner(&self.0.control.device(), self.0.base + offset, len, Arc::clone(&arena) as _)? };
         Ok(SymmetricBuffer { arena, number, offset, local, lent: Lent::default() })
     }
 

@@ -89,7 +89,7 @@ impl Exchange {
         arena.0.meet_with(&name, number, &format!("a mailbox of {lanes} lanes of {slot_bytes} bytes, {how}"))?;
         let addresses = world.ranks().map(|rank| Ok(mailbox.peer(rank)?.address())).collect::<Result<Vec<_>>>()?;
         // SAFETY: a word of the arena for it alone; the arena is not closed before this and its streams' work are done.
-        let notice = unsafe { Buffer::lent(&stream.device(), arena.0.base + arena.0.layout.notice(), 1, Arc::clone(&arena.0) as _)? };
+        let notice = unsafe { Buffer::of_owner(&stream.device(), arena.0.base + arena.0.layout.notice(), 1, Arc::clone(&arena.0) as _)? };
         let (table, verdict) = (Buffer::from_slice(stream, &addresses)?, Buffer::zeros(stream, 1)?);
         let (kernel, calls) = (Loaded::new(runtime)?, compare_calls.then(|| arena.0.calls(&name)));
         Ok(Self { arena: arena.clone(), mailbox, layout, table, notice, verdict, kernel, calls, epoch: 1 })

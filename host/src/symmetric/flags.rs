@@ -56,7 +56,7 @@ impl Arena {
         inner.publish_layout(number)?;
         inner.add_flags(name, first, count);
         // SAFETY: the words of signals lie at the beginning of the arena, which is not closed before this and its streams' work are done; they are zero.
-        let lines = unsafe { Buffer::lent(&inner.control.device(), inner.base, inner.layout.heap() / 8, Arc::clone(inner) as _)? };
+        let lines = unsafe { Buffer::of_owner(&inner.control.device(), inner.base, inner.layout.heap() / 8, Arc::clone(inner) as _)? };
         Ok(Flags { arena: self.clone(), name, number, first, count, lines, table: OnceLock::new() })
     }
 }

@@ -119,6 +119,7 @@ impl MapLayout<5> for SequenceRows {
 }
 
 /// Makes a map, and copies it alone.
+#[track_caller]
 fn copied<M>(stream: &Stream, encode: impl FnOnce(&mut Uploads) -> Result<M>) -> Result<M> {
     let mut uploads = Uploads::default();
     let map = encode(&mut uploads)?;
@@ -130,8 +131,7 @@ fn copied<M>(stream: &Stream, encode: impl FnOnce(&mut Uploads) -> Result<M>) ->
 const UNBOUNDED: u64 = 0x7fff_0000;
 
 impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> TensorMap<'a, T, ROWS, COLUMNS, S, RANK> {
-    /// Encodes a tensor without gaps, its shape outermost first, and copies the map to the stream's device; waits for that
-    /// copy.
+    /// Encodes a tensor without gaps, its shape outermost first, and copies the map to the stream's device, in stream order.
     ///
     /// # Errors
     /// [`Error::Length`] if the view is no such tensor; [`Error::Invalid`] or a driver error for what TMA

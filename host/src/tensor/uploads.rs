@@ -1,10 +1,11 @@
-//! What a bind copies to the device together: tensor maps and small arrays, by one copy and one wait.
+//! What a bind copies to the device together, without a wait of the host: tensor maps and small arrays.
 
 use std::sync::{Arc, OnceLock};
 
 use oxtile_tile::launch::DeviceView;
 
-use crate::runtime::{Buffer, Result, Stream};
+use super::table::upload;
+use crate::runtime::{Buffer, Error, Result, Stream};
 
 /// Words that wait to be copied.
 #[derive(Default)]
@@ -19,6 +20,9 @@ pub(crate) struct Uploaded {
     first: usize,
     words: usize,
 }
+
+/// What travels in calls of the driver, which takes 64 words each: the maps of any one operation, and the sequences of some hundred batches.
+const MOST_IN_CALLS: usize = 1024;
 
 /// Tensor maps lie at multiples of 64 bytes.
 const ALIGNMENT: usize = 8;
@@ -38,12 +42,24 @@ impl Uploads {
         UploadedArray { uploaded: self.add(&values.chunks(2).map(pair).collect::<Vec<_>>()), len: values.len() as u64 }
     }
 
-    /// Copies all of them, and waits for that.
+    /// Copies all of them in stream order; the host does not wait. Few words travel in the call itself, so that a graph that another library
+    /// captures has them too; many, by page-locked memory.
     ///
     /// # Errors
-    /// As [`Buffer::from_slice`].
+    /// As [`Buffer::uninitialised`]; a driver error. [`Error::NotCapturable`] for many words during the capture of another library.
+    #[track_caller]
     pub fn copy(self, stream: &Stream) -> Result<()> {
-        let buffer = Buffer::from_slice(stream, &self.words)?;
+        let backend = &stream.0.runtime.backend;
+        let buffer = if self.words.len() <= MOST_IN_CALLS && backend.writes_words(stream.0.id.device) {
+            let mut buffer = Buffer::uninitialised(stream, self.words.len() as u64)?;
+            buffer.write_words(stream, &self.words)?;
+            buffer
+        } else if backend.is_capturing(stream.0.id)? {
+            let mend = "attend to fewer sequences in one call, or capture Bound::run alone";
+            return Err(Error::NotCapturable { what: "a copy of sequences from the host", mend });
+        } else {
+            upload(stream, &self.words)?
+        };
         self.buffer.set(buffer).unwrap_or_else(|_| unreachable!("`copy` takes the only uploads of these words"));
         Ok(())
     }

@@ -10,6 +10,7 @@
 //! | `faults` | kernels that misbehave on the emulator |
 //! | `training` | the host's side of RMS norm, rotary embedding, cross entropy, AdamW, embedding |
 //! | `timeline` | what is recorded of streams |
+//! | `lent` | streams and memory of other libraries, and calls that only enqueue |
 //! | `support` | what the tests share |
 
 mod buffers;
@@ -19,6 +20,7 @@ mod fp8;
 mod graphs;
 mod grouped;
 mod launches;
+mod lent;
 mod library;
 mod products;
 mod quantization;

@@ -227,6 +227,16 @@ impl Backend for Platform {
         self.work(stream, work, fill)
     }
 
+    fn write_words(&self, stream: StreamId, address: u64, words: &[u64], caller: Caller) -> Result<()> {
+        let work = || Work::new(Activity::Copy, "words", Some(size_of_val(words) as u64), Some(caller));
+        // SAFETY: a live stream, and aligned words of memory that the runtime keeps until the stream's work is done.
+        self.work(stream, work, || unsafe { word::write(stream.cuda(), address, words) })
+    }
+
+    fn writes_words(&self, device: u32) -> bool {
+        self.contexts[device as usize].writes_words()
+    }
+
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
         // SAFETY: a live stream; both ends hold so many bytes and stay until the copy is done: the runtime waits for pageable host memory, and
         // frees pinned and device memory in stream order.

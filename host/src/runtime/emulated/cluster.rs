@@ -237,6 +237,10 @@ impl Backend for Cluster {
         self.push(stream, Operation::Fill { address, byte, bytes }, Some(caller))
     }
 
+    fn write_words(&self, stream: StreamId, address: u64, words: &[u64], caller: Caller) -> Result<()> {
+        self.push(stream, Operation::WriteWords { address, words: words.into() }, Some(caller))
+    }
+
     fn discard(&self, stream: StreamId, address: u64, bytes: u64, caller: Caller) -> Result<()> {
         self.push(stream, Operation::Discard { address, bytes }, Some(caller))
     }

@@ -68,6 +68,7 @@ fn work(entry: &Entry, device: u32, memory: &Memory) -> Option<Work> {
         Operation::Launch(launched) => work(Kernel, launched.launch.kernel.clone(), None),
         Operation::Copy(copy) => work(Activity::Copy, copy_name(*copy, device, memory), Some(copy.total())),
         Operation::Fill { bytes, .. } => work(Fill, "fill".to_owned(), Some(*bytes)),
+        Operation::WriteWords { words, .. } => work(Activity::Copy, "words".to_owned(), Some(size_of_val(&**words) as u64)),
         Operation::WriteValue { value, .. } if *value >= POISON => work(Signal, "poison".to_owned(), None),
         Operation::WriteValue { address, value } => {
             let to = device_of(memory, *address, device).map_or(String::new(), |peer| format!(" to device {peer}"));

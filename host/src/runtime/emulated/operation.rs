@@ -61,6 +61,11 @@ pub(super) enum Operation {
         byte: u8,
         bytes: u64,
     },
+    /// Words that the operation itself holds.
+    WriteWords {
+        address: u64,
+        words: Arc<[u64]>,
+    },
     /// What is there is not needed any more.
     Discard {
         address: u64,
@@ -193,6 +198,9 @@ impl Operation {
             Self::Launch(launched) => launched.run(memory, options).map(drop),
             Self::Copy(bytes) => copy(memory, *bytes),
             Self::Fill { address, byte, bytes } => fill(memory, *address, *byte, *bytes),
+            Self::WriteWords { address, words } => {
+                memory.write(*address, &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()).map_err(misuse)
+            }
             Self::Discard { address, bytes } => memory.discard(*address, *bytes).map_err(misuse),
             Self::Free { address } => memory.free(*address).map_err(misuse),
             Self::FreeHost { address, bytes } => {
@@ -216,6 +224,9 @@ impl Operation {
                 on_host(of(target_of(copy), Kind::Write, "a copy writes"), matches!(copy.direction, Direction::DeviceToHost { .. })),
             ],
             Self::Fill { address, bytes, .. } => vec![access(*address, *bytes, Kind::Write, "a fill writes")],
+            Self::WriteWords { address, words } => {
+                vec![access(*address, size_of_val(&**words) as u64, Kind::Write, "words are written")]
+            }
             Self::Discard { address, bytes } => vec![access(*address, *bytes, Kind::Write, "it is discarded")],
             Self::Free { address } => {
                 let bytes = memory.find(*address).map_or(0, |found| found.bytes);

@@ -39,7 +39,7 @@ impl<T: Pod> Places<T> {
         let lend = |start: u64, len: u64, door: &Arc<Door>| {
             let address = of.address() + start * size_of::<T>() as u64;
             // SAFETY: the elements lie inside the buffer, whose memory the door keeps and tells of streams; no other place is written by its views.
-            unsafe { Buffer::lent(&of.device(), address, len, Arc::clone(door) as _) }
+            unsafe { Buffer::of_owner(&of.device(), address, len, Arc::clone(door) as _) }
         };
         let door = |part| Arc::new(Door { gate: Arc::clone(&gate), part });
         let (count, all) = (gathered.pieces.count(), door(None));

@@ -132,7 +132,7 @@ impl<T: Pod> PushGather<T> {
         let own = memory.gathered.pieces.lens().iter().enumerate().map(|(piece, len)| {
             let place = of.address() + memory.gathered.place(piece, member.rank()) * size_of::<T>() as u64;
             // SAFETY: a member's piece lies inside the arena's buffer, which is aligned to 256 bytes and kept, and told of streams, by its memory.
-            unsafe { Buffer::lent(&device, place, *len, Arc::clone(of.memory()) as _) }
+            unsafe { Buffer::of_owner(&device, place, *len, Arc::clone(of.memory()) as _) }
         });
         let (own, others) = (own.collect::<Result<_>>()?, others_of(member));
         let (arena, member, out, arrivals) = (arena.clone(), member.clone(), out.clone(), arrivals.clone());
