@@ -8,6 +8,7 @@
 //! | `suite`, `processor_time` | `test`, and the processor time that it took |
 //! | `programs` | the project's programs on the kernels built here: `bench`, `demo` |
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
+//! | `wheel` | `wheel`: the Python package |
 
 mod bundle;
 mod kernel;
@@ -16,6 +17,7 @@ mod machine;
 mod processor_time;
 mod programs;
 mod suite;
+mod wheel;
 
 use std::{
     path::{Path, PathBuf},
@@ -42,6 +44,7 @@ cargo xtask <command>
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
   bundle                everything a GPU machine needs, in bundle/ of the target directory
+  wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
 ";
 
 fn main() -> ExitCode {
@@ -73,6 +76,7 @@ fn run() -> Result<ExitCode> {
         "bench" => programs::bench(&mut arguments),
         "demo" => programs::demo(&mut arguments),
         "bundle" => bundle::make(&mut arguments),
+        "wheel" => wheel::run(&mut arguments),
         other => bail!("there is no command `{other}`\n\n{HELP}"),
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::Parser;
 
-use crate::{cargo, kernels, machine, processor_time, programs, target};
+use crate::{cargo, kernels, machine, processor_time, programs, target, wheel};
 
 /// How many of the slowest are printed.
 const SLOWEST: usize = 10;
@@ -252,6 +252,10 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     cases.env("OXTILE_TIMES", &times).envs(long).args(&filter);
     if let Err(error) = tally.part("testing", |tally| tally.tests_beside_cases(tests.args(&filter).envs(long), &mut cases)) {
         tally.fail(format!("the tests: {error:#}"));
+    }
+    if whole && long.is_some() {
+        // A workspace of its own, in release: minutes of compiling.
+        tally.part("wheel", |tally| tally.step("the Python wheel", wheel::checked));
     }
     let case_times = fs::read_to_string(&times).unwrap_or_default();
     tally.times.extend(case_times.lines().filter_map(case_time));
