@@ -120,14 +120,14 @@ fn a_graph_holds_a_product() {
     assert_eq!(d.to_vec(&stream).unwrap(), [36.0; 16 * 24]);
 }
 
-/// How often host memory is copied while `bind` is called, each time with a wait.
+/// How often words of the host travel while `bind` is called.
 fn uploads<T>(runtime: &Runtime, stream: &Stream, bind: impl FnOnce() -> T) -> usize {
     stream.synchronize().unwrap();
     let timeline = Timeline::start(runtime).unwrap();
     drop(bind());
     stream.synchronize().unwrap();
     let spans = timeline.finish().unwrap().spans;
-    spans.iter().filter(|span| (span.activity, span.name.as_str()) == (Activity::Copy, "copy from host")).count()
+    spans.iter().filter(|span| (span.activity, span.name.as_str()) == (Activity::Copy, "words")).count()
 }
 
 /// Tensor maps and arrays travel together.
