@@ -5,7 +5,7 @@
 
 use oxtile_tile::prelude::*;
 
-use crate::row::{ByBlock, ByElements, ByWarp, PIECE, Part, Row, Split};
+use crate::row::{ByBlock, ByElements, ByWarp, Part, Row, Split};
 
 /// Row `i` of `output` is row `tokens[i]` of `table`, of `width` elements each. A token that the table does not have ends the launch with an
 /// error. NaN stay NaN, with a payload that is not specified.
@@ -23,18 +23,17 @@ pub fn embedding<T: Half, S: Split>(table: Global<T>, tokens: Global<u32>, outpu
 /// Adds row `i` of `gradient` to row `tokens[i]` of `table_gradient`, which holds what was there before.
 ///
 /// By atomic additions in `f32`, whose order varies: the last bits of rows that several tokens name differ from run to run. (The same bits would take
-/// the tokens in order: a sort, and another launch.) Rows of whole vectors at multiples of 16 bytes are added four elements at a time. A token that the
-/// table does not have ends the launch with an error.
+/// the tokens in order: a sort, and another launch.) From sm_90 on, rows of four elements and more whose tensors begin
+/// at multiples of 16 bytes are added four elements at a time. A token that the table does not have ends the launch with an error.
 #[kernel(threads = ByElements::THREADS, grid = backward_grid)]
 #[instances(T = [bf16, f16])]
 pub fn embedding_backward<T: Half>(gradient: Global<T>, tokens: Global<u32>, table_gradient: GlobalMut<f32>, width: u32) {
     let row = Row::<ByElements>::first(width);
     let start = start_of(tokens.load(row.index), width, table_gradient.len());
-    if width.is_multiple_of(PIECE as u32) && (gradient.start() | table_gradient.start()).is_multiple_of(16) {
-        for at in thread::stride(width.into(), PIECE as u32) {
-            let [a, b, c, d, e, f, g, h] = gradient.load_vector(row.index * u64::from(width) + at).to_f32();
-            atomic::add_vector_f32(&table_gradient, start + at, [a, b, c, d]);
-            atomic::add_vector_f32(&table_gradient, start + at + 4, [e, f, g, h]);
+    if atomic::ADDS_VECTORS && width.is_multiple_of(4) && (gradient.start() | table_gradient.start()).is_multiple_of(16) {
+        for at in thread::stride(width.into(), 4) {
+            let [low, high] = gradient.load_pair(row.index * u64::from(width) + at).map(|word| T::X2::from_bits(word).to_f32());
+            atomic::add_vector_f32(&table_gradient, start + at, [low[0], low[1], high[0], high[1]]);
         }
         return;
     }

@@ -1,6 +1,7 @@
 """Attention: arguments checked and results made, for any library."""
 
 import math
+import numbers
 from typing import NamedTuple, Optional
 
 from . import _oxtile
@@ -23,7 +24,7 @@ def options_of(causal, window, scale, deterministic):
         raise TypeError(f"causal is {causal!r}: True or False")
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is {deterministic!r}: True or False")
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, numbers.Real)):
         raise TypeError(f"scale is {scale!r}: a number, or None for 1 / sqrt(head size)")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale is {scale!r}: from 1e-20 to 1e8, or None for 1 / sqrt(head size)")
@@ -89,6 +90,9 @@ def forward(library, q, k, v, ends, options):
     out = library.empty(of_out, library.element(q), q)
     lse = library.empty(of_lse, "float32", q)
     if ends is not None:
+        # Rows of no sequence, after the last, are left alone by the kernels.
+        with library.device(q):
+            out[...], lse[...] = 0, -math.inf
         ends = [library.contiguous("cu_seqlens", array) for array in ends]
     with library.device(q):
         _oxtile.attention_forward([q, k, v, out, lse], ends, options._replace(stream=library.stream(q)))
@@ -101,6 +105,9 @@ def backward(library, q, k, v, out, lse, grad_out, ends, options):
     q, k, v, out, lse, grad_out = (library.contiguous(name, tensor) for name, tensor in zip(names, (q, k, v, out, lse, grad_out)))
     gradients = [library.empty(tensor.shape, library.element(q), q) for tensor in (q, k, v)]
     if ends is not None:
+        with library.device(q):
+            for gradient in gradients:
+                gradient[...] = 0
         ends = [library.contiguous("cu_seqlens", array) for array in ends]
     tensors = [q, k, v, out, lse, grad_out, *gradients]
     with library.device(q):
@@ -122,7 +129,8 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, cu_seqlens=None
         window: ``(left, right)``: keys that a query sees before and after its own place; ``None`` is no bound.
         scale: factor of the scores; by default ``1 / sqrt(size)``.
         cu_seqlens: for packed sequences the sums of their lengths, ``[sequences + 1]``, 32-bit integers that begin at 0, on the tensors' device; or a
-            pair of them, for queries and for keys. On a GPU they are not read by the host: what they place beyond the tensors is left out.
+            pair of them, for queries and for keys. On a GPU they are not read by the host: what they place beyond the tensors is left out. Rows after the last
+            sequence get zeros, and -inf.
         deterministic: whether gradients of queries are summed in the same order every time, which is slower.
         return_lse: whether the log-sum-exp is returned too.
 

@@ -49,7 +49,8 @@ class CuPy(NumPy):
     def contiguous(name, array):
         import cupy
 
-        return cupy.ascontiguousarray(array) if array.ndim else array
+        with array.device:
+            return cupy.ascontiguousarray(array) if array.ndim else array
 
     @staticmethod
     def empty(shape, element, like):

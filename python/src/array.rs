@@ -37,6 +37,8 @@ pub struct Array {
     pub place: Place,
     pub element: Type,
     pub shape: Vec<u64>,
+    /// Whether a result goes there.
+    is_written: bool,
 }
 
 impl Array {
@@ -71,7 +73,7 @@ impl Array {
             )));
         }
         let shape = shape.iter().map(|&size| u64::try_from(size).unwrap_or(0)).collect();
-        Ok(Self { taken: Arc::new(taken), name, place, element, shape })
+        Ok(Self { taken: Arc::new(taken), name, place, element, shape, is_written: false })
     }
 
     /// A tensor that is written.
@@ -80,7 +82,7 @@ impl Array {
         if array.taken.is_read_only() {
             Err(wrong_value(format!("{name} is read-only, and a result goes there: pass one that can be written")))
         } else {
-            Ok(array)
+            Ok(Self { is_written: true, ..array })
         }
     }
 
@@ -123,7 +125,7 @@ impl Array {
 
     /// Fails unless it has the type of another one, or is a result that is to hold its bits.
     pub fn check_type(&self, other: &Self) -> PyResult<()> {
-        if self.holds(other.element) {
+        if self.element == other.element || self.is_written && self.holds(other.element) {
             return Ok(());
         }
         Err(wrong_type(format!("{} is {}, {} is {}: convert one", self.name, self.element, other.name, other.element)))

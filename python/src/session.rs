@@ -93,7 +93,7 @@ impl Session {
 
     fn lent<T: Pod>(&self, array: &Array) -> PyResult<Buffer<T>> {
         let (len, owner) = (count::<T>(array)?, Arc::clone(&array.taken));
-        // SAFETY: DLPack: the tensor's memory is there until it is given back, which dropping `owner` does; its library frees in the order of its current stream, the
+        // SAFETY: DLPack: the tensor's memory is there until it is given back, which dropping `owner` does; its library frees in the order of the stream that it was allocated on, the
         // one of this call, on which it did its earlier work. `count` has checked length and alignment.
         unsafe { Buffer::lent(&self.stream.device(), array.address(), len, owner) }.map_err(raise)
     }

@@ -155,7 +155,7 @@ fn every_family_is_a_feature() {
     }
 }
 
-/// What a newcomer copies looks for races and for memory that nobody wrote.
+/// What a newcomer copies looks for races, and for memory without a value.
 #[test]
 fn pages_show_the_emulator_that_checks() {
     let page = |name: &str| fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -166,7 +166,7 @@ fn pages_show_the_emulator_that_checks() {
         assert!(!blocks.iter().any(|block| block.contains("emulated_fast(")), "{name} shows the emulator that checks nothing");
     }
     assert!(page("README.md").contains("Runtime::checked("));
-    assert!(page("host/cli/src/new/test.rs.in").contains("checked"));
+    assert!(page("host/cli/src/new/test.rs.in").contains("testing::seeds("));
 }
 
 /// Most of an edit's compile time hangs on these lines: docs/performance/loop.md.

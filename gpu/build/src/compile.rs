@@ -5,11 +5,15 @@ use std::{
     fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{self, Command},
     slice,
 };
 
-use crate::{Arch, Error, Toolchain, recipe, source_hash::hex_digest, tool};
+use crate::{
+    Arch, Error, Toolchain, recipe,
+    source_hash::{self, hex_digest},
+    tool,
+};
 
 /// What cargo says of the kernel crate.
 #[derive(Clone, Debug)]
@@ -23,8 +27,9 @@ pub(crate) struct Project {
     pub target: PathBuf,
     /// The folders of the crates that it depends on by path.
     pub neighbours: Vec<PathBuf>,
-    /// Whether the crate has a cargo feature for each of its families: it is then compiled a family at a time, with that feature alone. Cargo
-    /// compiles none again whose files are as they were, and the machine code of one does not depend on the others.
+    /// Whether the crate says that each of its families is a cargo feature (`family-features = true` below `[package.metadata.oxtile]`): it is then
+    /// compiled a family at a time, with that feature alone. Cargo compiles none again whose files are as they were, and the machine code of
+    /// one does not depend on the others.
     pub divided: bool,
 }
 
@@ -47,22 +52,23 @@ impl Project {
         let package = packages.into_iter().find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
         let dependencies = package.and_then(|package| package["dependencies"].as_array()).into_iter().flatten();
         let neighbours = dependencies.filter_map(|dependency| dependency["path"].as_str()).map(PathBuf::from).collect();
-        let features = package.and_then(|package| package["features"].as_object()).into_iter().flatten();
-        let features: BTreeSet<_> = features.map(|(feature, _)| feature.clone()).collect();
         let name = package.and_then(|package| package["name"].as_str());
         let name = name.ok_or_else(|| Error::content(&manifest, "this manifest has no [package]; name the kernel crate's own"))?;
         let folder_of = |key: &str| PathBuf::from(json[key].as_str().unwrap_or_default());
-        let mut project = Self {
+        let project = Self {
             package: name.into(),
             folder: manifest.parent().unwrap_or(Path::new("/")).into(),
             workspace: folder_of("workspace_root"),
             target: folder_of("target_directory"),
             neighbours,
-            divided: false,
+            divided: package.is_some_and(|package| package["metadata"]["oxtile"]["family-features"] == true),
             manifest,
         };
-        let families = project.families()?;
-        project.divided = !families.is_empty() && families.iter().all(|family| features.contains(family));
+        if let Some(family) = project.family_without(|family| package.is_some_and(|package| package["features"].get(family).is_some()))? {
+            let why =
+                format!("`family-features` says that each family of kernels is a feature, and `{family}` is none: add it to [features]");
+            return Err(Error::content(&project.manifest, why));
+        }
         Ok(project)
     }
 
@@ -72,6 +78,11 @@ impl Project {
             true => "cargo xtask build-ptx".into(),
             false => format!("oxtile build --manifest-path {}", self.manifest.display()),
         }
+    }
+
+    /// The versions of the dependencies.
+    pub fn lock(&self) -> String {
+        fs::read_to_string(self.workspace.join("Cargo.lock")).unwrap_or_default()
     }
 
     /// The target directory of device code, which nothing else uses.
@@ -103,6 +114,12 @@ impl Project {
             }
         }
         Ok(families.into_iter().collect())
+    }
+
+    /// A family that is no feature, where each should be one.
+    fn family_without(&self, has: impl Fn(&str) -> bool) -> Result<Option<String>, Error> {
+        let families = if self.divided { self.families()? } else { Vec::new() };
+        Ok(families.into_iter().find(|family| !has(family)))
     }
 
     /// The families in the sets that are compiled by one run of rustc each: a few kernels by name in one.
@@ -181,7 +198,10 @@ pub(crate) fn compile(
         // Cargo compiles no set of families or kernels again that it remembers, so that each has a file of its own.
         _ => hex_digest(families.iter().chain(kernels).map(String::as_str))[..16].to_owned(),
     };
-    let output = folder.join(format!("{name}.{arch}{}.ptx", variant.suffix()));
+    // Cargo remembers what it compiled by manifests, versions and flags, and leaves a file alone whose sources are those of that time: each of
+    // these units has a file of its own, or one would be read that another wrote.
+    let unit = unit_hash(project, variant)?;
+    let output = folder.join(format!("{name}-{unit}.{arch}{}.ptx", variant.suffix()));
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
     let mut cargo = cargo(toolchain);
     cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
@@ -196,7 +216,7 @@ pub(crate) fn compile(
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
     // Without the word, cargo keeps the state of one set of features alone for a library that other programs load.
-    cargo.env("__CARGO_DEFAULT_LIB_METADATA", "oxtile");
+    cargo.env("__CARGO_DEFAULT_LIB_METADATA", "oxtile").env("CARGO_BUILD_BUILD_DIR", project.cargo_target());
     cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg(format!("-Clinker={}", linker(project)?.display()));
     cargo.args(recipe::CRATE_FLAGS);
     let (of_what, names) = if kernels.is_empty() { ("family", families) } else { ("kernel", kernels) };
@@ -212,13 +232,24 @@ pub(crate) fn compile(
     fs::read_to_string(&output).map_err(Error::file("read", &output))
 }
 
+/// All but the sources that cargo tells its units apart by.
+fn unit_hash(project: &Project, variant: Variant) -> Result<String, Error> {
+    let manifests = source_hash::manifests(&project.folder)?;
+    let flags = [variant.flags().join(" "), recipe::PROFILE.join(" "), recipe::CRATE_FLAGS.join(" "), project.lock()];
+    let texts = flags.iter().chain(&manifests).map(String::as_str);
+    Ok(hex_digest(texts)[..16].to_owned())
+}
+
 /// What rustc runs as its linker: nothing is linked, but cargo compiles again whatever left no file under the library's name.
 fn linker(project: &Project) -> Result<PathBuf, Error> {
     const LEAVES_AN_EMPTY_FILE: &str = "#!/bin/sh\nwhile [ $# -gt 1 ]; do\n    [ \"$1\" = -o ] && : >\"$2\"\n    shift\ndone\n";
     let path = project.cargo_target().join("no-linker.sh");
     if fs::read_to_string(&path).ok().as_deref() != Some(LEAVES_AN_EMPTY_FILE) {
-        fs::write(&path, LEAVES_AN_EMPTY_FILE).map_err(Error::file("write", &path))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(Error::file("make executable", &path))?;
+        // By a name of this process, so that no other process runs what is half written.
+        let written = path.with_extension(process::id().to_string());
+        fs::write(&written, LEAVES_AN_EMPTY_FILE).map_err(Error::file("write", &written))?;
+        fs::set_permissions(&written, fs::Permissions::from_mode(0o755)).map_err(Error::file("make executable", &written))?;
+        fs::rename(&written, &path).map_err(Error::file("rename", &path))?;
     }
     Ok(path)
 }
@@ -226,11 +257,11 @@ fn linker(project: &Project) -> Result<PathBuf, Error> {
 /// Takes those files away, where PTX is gone that cargo remembers having compiled.
 fn forget(project: &Project) -> Result<(), Error> {
     let folder = project.cargo_target().join(recipe::TARGET).join("ptx/deps");
-    let prefix = project.package.replace('-', "_");
-    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&prefix) && name.ends_with(".ptx") {
-            fs::remove_file(entry.path()).map_err(Error::file("remove", &entry.path()))?;
+    let left = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    for path in left.filter(|path| path.extension().is_some_and(|extension| extension == "ptx")) {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Error::file("remove", &path)(error)),
+            _ => {}
         }
     }
     Ok(())

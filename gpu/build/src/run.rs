@@ -183,12 +183,7 @@ impl<'a> Run<'a> {
 
     /// All that the measured figures depend on.
     fn key(&self) -> String {
-        hex_digest([assemble::FORMAT, &self.source_hash, &self.lock(), &self.asked()])
-    }
-
-    /// The versions of the dependencies.
-    fn lock(&self) -> String {
-        fs::read_to_string(self.project.workspace.join("Cargo.lock")).unwrap_or_default()
+        hex_digest([assemble::FORMAT, &self.source_hash, &self.project.lock(), &self.asked()])
     }
 
     /// Assembles the entries on all cores.
@@ -279,7 +274,7 @@ impl<'a> Run<'a> {
         let mut manifest = Manifest {
             package: self.project.package.clone(),
             source_hash: self.source_hash.clone(),
-            dependencies: hex_digest([self.lock().as_str()]),
+            dependencies: hex_digest([self.project.lock().as_str()]),
             compiler: self.toolchain.version.clone(),
             ptxas: self.tools.release.clone(),
             flags: self.variant().flags(),

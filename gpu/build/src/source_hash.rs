@@ -75,6 +75,12 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
+/// The manifests of the kernel crate in `folder` and of its path dependencies, each with what it inherits.
+#[cfg(feature = "compile")]
+pub(crate) fn manifests(folder: &Path) -> Result<Vec<String>> {
+    packages(folder)?.values().map(|package| Ok(inherited(package)? + &read(&package.join("Cargo.toml"))?)).collect()
+}
+
 /// What the build script of the kernel crate in `folder` prints: it sets `OXTILE_SOURCE_HASH` for `env!` and runs again when
 /// a source changes.
 ///
@@ -87,7 +93,8 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
 ///
 /// The folder is asked for when the script runs (`env!` would name the first checkout in a copy of it), and sources are named from it on.
 pub fn cargo_directives(folder: impl AsRef<Path>) -> Result<String> {
-    directives(folder.as_ref(), std::env::var_os(recipe::NESTED).is_some())
+    let is_for_gpu = std::env::var("TARGET").is_ok_and(|target| target == recipe::TARGET);
+    directives(folder.as_ref(), is_for_gpu && std::env::var_os(recipe::NESTED).is_some())
 }
 
 fn directives(folder: &Path, nested: bool) -> Result<String> {

@@ -47,7 +47,7 @@ fn lay_out(root: &Path, features: &str) -> PathBuf {
     }
     let tile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tile").canonicalize().unwrap();
     let manifest = format!(
-        "[package]\nname = \"divided\"\nedition = \"2024\"\n\n[features]\n{features}\n\n[dependencies]\noxtile-tile = {{ path = {tile:?} }}\n\n[workspace]\n"
+        "[package]\nname = \"divided\"\nedition = \"2024\"\n\n[features]\n{features}\n\n[package.metadata.oxtile]\nfamily-features = true\n\n[dependencies]\noxtile-tile = {{ path = {tile:?} }}\n\n[workspace]\n"
     );
     fs::create_dir_all(root.join("src")).unwrap();
     fs::write(root.join("Cargo.toml"), manifest).unwrap();
@@ -68,7 +68,7 @@ fn a_family_is_compiled_again_where_its_files_changed() {
     };
     let first = build();
     let [one, two] = &written(&root.join("target"))[..] else { panic!("a file a family: {:?}", written(&root.join("target"))) };
-    assert!(one.0.starts_with("one.") && two.0.starts_with("two."), "{one:?} {two:?}");
+    assert!(one.0.starts_with("one-") && two.0.starts_with("two-"), "{one:?} {two:?}");
 
     fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 3);")).unwrap();
     let second = build();
@@ -78,7 +78,16 @@ fn a_family_is_compiled_again_where_its_files_changed() {
     assert_eq!(after[0], *one, "a family without an edit was compiled again");
     assert!(after[1].1 > two.1);
 
-    // PTX that somebody removed is made again, though cargo remembers having compiled it.
+    // Another manifest, with which the kernel was another, and back.
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    fs::write(folder.join("Cargo.toml"), manifest.replace("two = []", "two = [\"one\"]")).unwrap();
+    fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 4);")).unwrap();
+    assert_ne!(build()[1], second[1]);
+    fs::write(folder.join("Cargo.toml"), manifest).unwrap();
+    fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 3);")).unwrap();
+    assert_eq!(build(), second, "the PTX of another manifest was taken");
+
+    // PTX that was removed is made again, though cargo remembers having compiled it.
     for (name, _) in &after {
         let emitted = fs::read_dir(root.join("target/ptx/cargo/emitted/divided")).unwrap().next().unwrap().unwrap().path();
         fs::remove_file(emitted.join(name)).unwrap();

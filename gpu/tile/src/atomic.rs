@@ -45,6 +45,9 @@ pub fn add_f32(slot: &GlobalMut<f32>, index: u64, value: f32) -> f32 {
     unsafe { <Target as Atomic>::add_f32(slot.address_of(index), value) }
 }
 
+/// Whether the device adds four elements by one instruction; elsewhere [`add_vector_f32`] is four, which a warp had better spread over neighbours.
+pub const ADDS_VECTORS: bool = <Target as Atomic>::ADDS_VECTORS;
+
 /// Adds to the four elements from `index` on, whose address is a multiple of 16. Each sum is atomic, not the four together; otherwise as
 /// [`add_f32`].
 #[inline(always)]

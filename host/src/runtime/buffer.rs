@@ -123,8 +123,9 @@ impl<T: Pod> Buffer<T> {
     ///
     /// # Safety
     /// `len` elements lie at `address`, aligned for `T` and usable on `device`, for as long as `keep_alive` is not dropped. It is dropped with the
-    /// last handle on the memory, on any thread, while work on it may still be under way: what its drop frees is freed in the order of the streams
-    /// that used the buffer, as stream-ordered allocators do, or waits for them. The caller orders earlier work of the other library on the
+    /// last handle on the memory, on any thread, while work on it may still be under way and while the runtime holds locks: its drop takes no lock that
+    /// a thread may hold which calls the runtime, and calls the runtime for nothing but to free memory. What it frees is freed in the order of one
+    /// stream, on which all uses of the buffer are or which waits for them, or after a wait for them. The caller orders earlier work of the other library on the
     /// memory before, as for [`borrow_raw`](Self::borrow_raw).
     ///
     /// # Errors

@@ -55,8 +55,8 @@ impl Uploads {
             buffer.write_words(stream, &self.words)?;
             buffer
         } else if backend.is_capturing(stream.0.id)? {
-            let mend = "attend to fewer sequences in one call, or capture Bound::run alone";
-            return Err(Error::NotCapturable { what: "a copy of sequences from the host", mend });
+            let mend = "bind before the capture, and capture Bound::run alone; or attend to fewer sequences in one call";
+            return Err(Error::NotCapturable { what: "a copy of many words from the host", mend });
         } else {
             upload(stream, &self.words)?
         };

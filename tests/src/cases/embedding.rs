@@ -29,6 +29,8 @@ pub fn cases() -> Vec<Case> {
             Case::new("embedding::bf16::by_block_256::300x4096", Size::Large, |runtime| {
                 run::<bf16, ByBlock<256, 4>>(runtime, Scenario::Normal, [300, 4096])
             }),
+            Case::new("embedding::bf16::backward::gradient_from_an_odd_element", Size::Small, |runtime| backward::<bf16>(runtime, 1, 0)),
+            Case::new("embedding::f16::backward::sums_from_an_odd_element", Size::Small, |runtime| backward::<f16>(runtime, 0, 1)),
             Case::new("embedding::refused", Size::Small, refused),
         ],
     ]
@@ -95,6 +97,34 @@ where
     }
     for (i, (found, [expected, magnitude])) in sums.iter().zip(expected).enumerate() {
         if !agrees((*found).into(), expected, magnitude * 4e-6) {
+            return Err(format!("table_gradient[{i}] is {found:e}, expected {expected:e}"));
+        }
+    }
+    Ok(())
+}
+
+/// Gradients, and their sums, that do not begin at a multiple of 16 bytes.
+fn backward<T: TestElement + Half>(runtime: &Runtime, before_gradient: u64, before_sums: u64) -> Outcome
+where
+    EmbeddingBackward<T>: Kernel,
+{
+    let (stream, width, tokens) = (stream(runtime)?, 40, [3_u32, 0, 3]);
+    let gradients = Scenario::Normal.generate(T::DTYPE, before_gradient as usize + tokens.len() * width, 8);
+    let (gradient, of_tokens) = (T::upload(&stream, &gradients)?, text(Buffer::from_slice(&stream, &tokens))?);
+    let mut sums = text(Buffer::<f32>::zeros(&stream, before_sums + 4 * width as u64))?;
+    let args = EmbeddingBackwardArgs {
+        gradient: gradient.view().slice(before_gradient, before_gradient + (tokens.len() * width) as u64),
+        tokens: of_tokens.view(),
+        table_gradient: sums.view_mut().split_at(before_sums).1,
+        width: width as u32,
+    };
+    text(text(runtime.load::<EmbeddingBackward<T>>())?.launch(&stream, args))?;
+    let mut expected = vec![0.0_f64; before_sums as usize + 4 * width];
+    for (i, x) in gradients[before_gradient as usize..].iter().enumerate() {
+        expected[before_sums as usize + tokens[i / width] as usize * width + i % width] += f64::from(*x);
+    }
+    for (i, (found, expected)) in text(sums.to_vec(&stream))?.into_iter().zip(expected).enumerate() {
+        if !agrees(found.into(), expected, 1e-5) {
             return Err(format!("table_gradient[{i}] is {found:e}, expected {expected:e}"));
         }
     }

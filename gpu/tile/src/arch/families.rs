@@ -151,6 +151,8 @@ pub trait Atomic {
     /// # Safety
     /// As [`max_u32`](Self::max_u32).
     unsafe fn add_f32(address: u64, value: f32) -> f32;
+    /// Whether [`add_vector_f32`](Self::add_vector_f32) is one instruction.
+    const ADDS_VECTORS: bool;
     /// `red.relaxed.gpu.global.add.v4.f32` (PTX ISA 9.7.13.15; sm_90), elsewhere four `add.f32`: each sum is atomic, not the four together.
     ///
     /// # Safety

@@ -51,21 +51,19 @@ pub(super) unsafe fn enqueue(stream: CUstream, operations: &[WordOperation]) -> 
 
 /// Enqueues writes of words that lie one after another. They travel in the call: into a graph too, which writes them at each replay.
 ///
-/// The first comes after the stream's earlier work, as [`WRITE`] says, and so do the others, which only are not fenced from one another: a fence each
-/// would be the most of their time.
+/// Each is fenced from the stream's earlier work, as [`WRITE`] says: the driver refuses writes without a fence in a batch (CUDA driver API,
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: "not supported in the v2 API").
 ///
 /// # Safety
 /// A live stream, and aligned words of live memory until its work is done.
 pub(super) unsafe fn write(stream: CUstream, address: u64, words: &[u64]) -> Result<()> {
-    const UNFENCED: u32 = CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER as u32;
     let mut addresses = (address..).step_by(size_of::<u64>());
     words.chunks(MOST).try_for_each(|part| {
         let mut parameters = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST];
-        for (at, (&value64, address)) in iter::zip(part, &mut addresses).enumerate() {
+        for (parameters, (&value64, address)) in iter::zip(&mut parameters, iter::zip(part, &mut addresses)) {
             let (operation, value) = (CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, WriteValue { value64 });
-            let flags = if at == 0 { WRITE } else { UNFENCED };
-            let write = WriteParameters { operation, address, __bindgen_anon_1: value, flags, alias: 0 };
-            parameters[at] = CUstreamBatchMemOpParams { writeValue: write };
+            let write = WriteParameters { operation, address, __bindgen_anon_1: value, flags: WRITE, alias: 0 };
+            *parameters = CUstreamBatchMemOpParams { writeValue: write };
         }
         let count = part.len() as u32;
         // SAFETY: the array has the number of parameters that is passed, of a stream and words that the caller vouches for.

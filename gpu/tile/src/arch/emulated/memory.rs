@@ -234,6 +234,8 @@ impl Atomic for Emulated {
         f32::from_bits(atomic(address, AtomicOp::AddF32, 4, value.to_bits().into(), AtomicOrder::Relaxed) as u32)
     }
 
+    const ADDS_VECTORS: bool = true;
+
     #[inline(always)]
     #[track_caller]
     unsafe fn add_vector_f32(address: u64, values: [f32; 4]) {

@@ -269,6 +269,8 @@ impl Atomic for Nvptx {
         atomic!("relaxed.gpu.global.add.f32", reg32, f32, address, value)
     }
 
+    const ADDS_VECTORS: bool = cfg!(target_feature = "sm_90");
+
     #[cfg(target_feature = "sm_90")]
     #[inline(always)]
     unsafe fn add_vector_f32(address: u64, [a, b, c, d]: [f32; 4]) {
