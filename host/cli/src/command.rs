@@ -11,7 +11,9 @@ use crate::{
     compare::Comparison,
     demo, dequantize, doctor, explain,
     inspect::{Inspection, histogram},
-    join, launch, new, overlap,
+    join, launch, new,
+    output::Completed,
+    overlap,
     progress::Progress,
     quantize, shard,
     text::{bytes, count},
@@ -36,52 +38,69 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         Request::Inspect(request) => {
             let mut inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
             if let Some(asked) = &request.histogram {
-                inspection.histogram = Some(histogram::draw(&request, asked, &mut Progress::on_terminal())?);
+                let (drawn, picture) = histogram::draw(&request, asked, &mut Progress::on_terminal())?;
+                inspection.histogram = Some(drawn);
+                return deliver(out, &inspection, request.json, [picture]);
             }
             print_report(out, &inspection, request.json)
         }
         Request::Attention(request) => match attention::run(&request)? {
-            Some(report) => print_report(out, &report, request.json),
+            Some((report, output)) => deliver(out, &report, request.json, [output]),
             None => Ok(()),
         },
         Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
-        Request::Shard(request) => print_report(out, &shard::run(&request, &mut Progress::on_terminal())?, request.json),
-        Request::Join(request) => print_report(out, &join::run(&request, &mut Progress::on_terminal())?, request.json),
+        Request::Shard(request) => {
+            let (report, files) = shard::run(&request, &mut Progress::on_terminal())?;
+            deliver(out, &report, request.json, files)
+        }
+        Request::Join(request) => {
+            let (report, file) = join::run(&request, &mut Progress::on_terminal())?;
+            deliver(out, &report, request.json, [file])
+        }
         Request::Launch(request) => Ok(launch::run(&request)?),
-        Request::Timeline(request) => print(out, &timeline::run(&request)?.to_string()),
+        Request::Timeline(request) => {
+            let (report, files) = timeline::run(&request)?;
+            print(out, &report.to_string()).and_then(|()| publish(files))
+        }
         Request::Doctor(request) => {
             let report = doctor::run();
             print_report(out, &report, request.json)?;
             Ok(report.check()?)
         }
-        Request::New(request) => print(out, &new::run(&request)?.to_string()),
+        Request::New(request) => {
+            let made = new::run(&request)?;
+            print(out, &made.to_string())?;
+            Ok(made.publish()?)
+        }
         Request::Build(request) => {
             let build = build::Job::new(&request)?;
             // Also where the kernels may not be used: it shows what to mend.
             print(out, &build.table())?;
             print(out, &build.finish()?.to_string())
         }
-        Request::Explain(request) => print(out, &explain::run(&request)?.to_string()),
+        Request::Explain(request) => {
+            let (report, pictures) = explain::run(&request)?;
+            print(out, &report.to_string()).and_then(|()| publish(pictures))
+        }
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }
 }
 
 fn quantize(request: &arguments::Quantize, out: &mut dyn Write) -> Result<(), Error> {
     let (mut device, choice) = quantize::runtime::open(request.device)?;
-    let outcome = quantize::run(&request.input, &request.output, request.recipe, &mut device, &mut Progress::on_terminal())?;
+    let (outcome, output) = quantize::complete(&request.input, &request.output, request.recipe, &mut device, &mut Progress::on_terminal())?;
     let report = quantize::report::Report::new(&request.input, &request.output, choice, &outcome);
-    print_report(out, &report, request.json)
+    deliver(out, &report, request.json, [output])
 }
 
 fn dequantize(request: &arguments::Dequantize, out: &mut dyn Write) -> Result<(), Error> {
     let (mut device, choice) = quantize::runtime::open(request.device)?;
-    let outcome = dequantize::run(request, &mut device, &mut Progress::on_terminal())?;
-    print_report(out, &dequantize::Report::new(request, choice, outcome), request.json)
+    let (outcome, output) = dequantize::run(request, &mut device, &mut Progress::on_terminal())?;
+    deliver(out, &dequantize::Report::new(request, choice, outcome), request.json, [output])
 }
 
 fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> Result<(), Error> {
-    let parameters = demo::write(&request.output, request.seed, request.dtype)?;
-    let size = std::fs::metadata(&request.output)?.len();
+    let (parameters, size, output) = demo::write(&request.output, request.seed, request.dtype)?;
     let text = format!(
         "seed    {}\noutput  {}, {}\nweights {} {} parameters\n",
         request.seed,
@@ -90,7 +109,22 @@ fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> 
         count(parameters),
         request.dtype,
     );
-    print(out, &text)
+    print(out, &text).and_then(|()| publish([output]))
+}
+
+/// Prints what was done, then gives the outputs their names: if the report cannot be printed, no output is left.
+fn deliver(
+    out: &mut dyn Write,
+    report: &(impl Serialize + ToString),
+    json: bool,
+    outputs: impl IntoIterator<Item = Completed>,
+) -> Result<(), Error> {
+    print_report(out, report, json)?;
+    publish(outputs)
+}
+
+fn publish(outputs: impl IntoIterator<Item = Completed>) -> Result<(), Error> {
+    Ok(outputs.into_iter().try_for_each(Completed::publish)?)
 }
 
 fn print_report(out: &mut dyn Write, report: &(impl Serialize + ToString), json: bool) -> Result<(), Error> {

@@ -8,7 +8,10 @@ use std::path::Path;
 
 use half::{bf16, f16};
 
-use crate::safetensors::{Dtype, TensorSpec, WriteError, Writer};
+use crate::{
+    output::Completed,
+    safetensors::{Dtype, TensorSpec, WriteError, Writer},
+};
 
 const LAYERS: usize = 6;
 const WIDTH: u64 = 384;
@@ -27,11 +30,11 @@ enum Values {
     Index,
 }
 
-/// Writes the checkpoint; returns its number of parameters.
+/// Writes the checkpoint, but for its name; returns its number of parameters and its size in bytes.
 ///
 /// # Errors
 /// If the file cannot be written; none is left then.
-pub fn write(path: &Path, seed: u64, dtype: Dtype) -> Result<u64, WriteError> {
+pub fn write(path: &Path, seed: u64, dtype: Dtype) -> Result<(u64, u64, Completed), WriteError> {
     let tensors = tensors(dtype);
     let specs: Vec<_> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
     let metadata = [("format".into(), "pt".into()), ("seed".into(), seed.to_string())].into();
@@ -49,8 +52,7 @@ pub fn write(path: &Path, seed: u64, dtype: Dtype) -> Result<u64, WriteError> {
         writer.append(&spec.name, &bytes)?;
         parameters += if *values == Values::Index { 0 } else { rows * row };
     }
-    writer.finish()?;
-    Ok(parameters)
+    Ok((parameters, writer.bytes(), writer.complete()?))
 }
 
 /// The encoder's tensors, in the order of its layers.

@@ -14,6 +14,7 @@ pub use report::Report;
 
 use crate::{
     arguments::Dequantize,
+    output::Completed,
     progress::Progress,
     quantize::{
         DeviceError, Direction, Recipe, Side,
@@ -76,11 +77,11 @@ pub enum JobError {
     },
 }
 
-/// Restores the checkpoint of a request into a new one: its matrices as the type asked for, or the one that they had.
+/// Restores the checkpoint of a request into a new one, which lacks its name: its matrices as the type asked for, or the one that they had.
 ///
 /// # Errors
 /// If the input cannot be read or is not a file of `oxtile quantize`, the device fails or the output cannot be written.
-pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Progress) -> Result<Outcome, JobError> {
+pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Progress) -> Result<(Outcome, Completed), JobError> {
     let begin = Instant::now();
     let Dequantize { input, output, dtype, direction, .. } = request;
     let checkpoint = Checkpoint::open(input)?;
@@ -95,10 +96,10 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
     job.progress.clear();
     let writer = job.writer;
     checkpoint.verify_unchanged()?;
-    writer.finish()?;
+    let completed = writer.complete()?;
     let restored = plan.matrices.iter().map(|matrix| matrix.output.clone()).collect();
     let (recipe, direction) = (plan.recipe, plan.direction);
-    Ok(Outcome { recipe, direction, restored, copied: plan.copies.len(), bytes, elapsed: begin.elapsed() })
+    Ok((Outcome { recipe, direction, restored, copied: plan.copies.len(), bytes, elapsed: begin.elapsed() }, completed))
 }
 
 struct Job<'a> {

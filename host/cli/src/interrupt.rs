@@ -4,7 +4,7 @@ use std::{
     io,
     mem::MaybeUninit,
     path::PathBuf,
-    ptr,
+    process, ptr,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
     thread,
     time::{Duration, Instant},
@@ -54,40 +54,56 @@ pub(crate) fn stop() -> Duration {
     begin.elapsed()
 }
 
-/// The signals that ask a process to end, or would end it unasked.
+/// The signals that ask a process to end, or would end it unasked, and which a launcher passes on.
 const ENDS: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2];
+/// Others that end a process, which are about this one alone: its limits, its timers, its machine. Those of real time are like them.
+const LIMITS: [i32; 6] = [libc::SIGXCPU, libc::SIGVTALRM, libc::SIGPROF, libc::SIGIO, libc::SIGPWR, libc::SIGSTKFLT];
 /// The signals of a terminal, and of a shell with jobs, to a process that goes on.
 const JOB_CONTROL: [i32; 3] = [SIGTSTP, SIGCONT, SIGWINCH];
 
-/// Starts the thread that, on a signal of `ENDS`, removes the unfinished files and ends the process as the signal would have. SIGHUP stays
-/// ignored where it was (nohup(1)).
+/// Starts the thread that, on a signal that ends a process, removes the unfinished files and ends the process as the signal would have. What was
+/// ignored stays so (nohup(1)).
 /// SIGXFSZ (a file over the shell's `ulimit -f`) no longer ends it: the write fails with an error instead.
 ///
 /// # Errors
 /// If the system refuses a handler.
 pub fn install() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)))?;
+    let others = || LIMITS.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| !is_ignored(signal));
+    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).chain(others()))?;
     let _ = SIGNALS.set(signals.handle());
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
-            if let Some(forward) = &*FORWARD.lock().unwrap_or_else(PoisonError::into_inner) {
+            let passed_on = ENDS.contains(&signal) || JOB_CONTROL.contains(&signal);
+            if let Some(forward) = FORWARD.lock().unwrap_or_else(PoisonError::into_inner).as_ref().filter(|_| passed_on) {
                 forward(signal);
-                continue;
-            }
-            if ENDS.contains(&signal) {
+            } else if JOB_CONTROL.contains(&signal) {
+                let _ = emulate_default_handler(signal);
+            } else {
                 // Held until the process has ended: no file is made meanwhile.
                 let unfinished = lock();
                 for path in unfinished.iter() {
                     let _ = std::fs::remove_file(path);
                 }
-                let _ = emulate_default_handler(signal);
-                continue;
+                end(signal);
             }
-            let _ = emulate_default_handler(signal);
         }
     })?;
     Ok(())
+}
+
+/// Ends the process as a signal does that it does not handle.
+fn end(signal: i32) -> ! {
+    let mut only = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the calls write the set that is theirs alone, and give the signal back its default effect, which is to end the process.
+    unsafe {
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), signal);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), ptr::null_mut());
+        libc::raise(signal);
+    }
+    process::exit(128 + signal)
 }
 
 /// Whether the parent of the process had a signal ignored.
@@ -105,7 +121,7 @@ fn is_ignored(signal: i32) -> bool {
 ///
 /// # Errors
 /// Of `create`.
-pub(crate) fn removed_on_signal(create: impl FnOnce() -> io::Result<NamedTempFile>) -> io::Result<(NamedTempFile, Registration)> {
+pub(crate) fn removed_on_signal<F>(create: impl FnOnce() -> io::Result<NamedTempFile<F>>) -> io::Result<(NamedTempFile<F>, Registration)> {
     let mut unfinished = lock();
     let file = create()?;
     unfinished.push(file.path().into());

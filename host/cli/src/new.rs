@@ -49,14 +49,26 @@ pub enum NewError {
     },
 }
 
-/// A finished crate, for people.
+/// A crate to be written, for people.
 #[derive(Debug)]
 pub struct Report {
     folder: PathBuf,
     checkout: Option<PathBuf>,
+    /// Its files.
+    files: Vec<(PathBuf, String)>,
 }
 
-/// Makes the crate.
+impl Report {
+    /// Writes the crate.
+    ///
+    /// # Errors
+    /// [`NewError::Write`].
+    pub fn publish(self) -> Result<(), NewError> {
+        self.files.iter().try_for_each(|(path, text)| write(path, text))
+    }
+}
+
+/// Makes the crate, but writes nothing yet.
 ///
 /// # Errors
 /// A [`NewError`]; nothing is overwritten.
@@ -79,15 +91,12 @@ pub fn run(request: &arguments::New) -> Result<Report, NewError> {
         ("HOST", dependency(checkout.as_deref(), "host", ", default-features = false")),
         ("BUILD", dependency(checkout.as_deref(), "gpu/build", ", default-features = false")),
     ];
-    for (place, text) in FILES {
-        let text = words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value));
-        write(&folder.join(place), &text)?;
-    }
+    let filled = |text: &str| words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value));
+    let mut files: Vec<_> = FILES.iter().map(|(place, text)| (folder.join(place), filled(text))).collect();
     // The versions that Oxtile is tested with; those that the crate does not use cargo leaves out.
-    if let Some(lock) = checkout.as_ref().and_then(|checkout| fs::read_to_string(checkout.join("Cargo.lock")).ok()) {
-        write(&folder.join("Cargo.lock"), &lock)?;
-    }
-    Ok(Report { folder, checkout })
+    let lock = checkout.as_ref().and_then(|checkout| fs::read_to_string(checkout.join("Cargo.lock")).ok());
+    files.extend(lock.map(|lock| (folder.join("Cargo.lock"), lock)));
+    Ok(Report { folder, checkout, files })
 }
 
 /// The checkout that the crate depends on by path: the one named, else that of this program. `None` where there is none, or cargo keeps it
@@ -144,7 +153,7 @@ mod tests {
     use super::*;
 
     fn made(request: &arguments::New) -> String {
-        run(request).expect("a crate");
+        run(request).and_then(Report::publish).expect("a crate");
         fs::read_to_string(request.path.as_ref().expect("a path").join("Cargo.toml")).expect("a manifest")
     }
 

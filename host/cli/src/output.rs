@@ -1,55 +1,50 @@
 //! A file that appears under its name only when it is complete.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `target` | the file that a name stands for, and what it must not be |
+//! | `draft` | the file while it is made: without a name, or with a temporary one |
+
+mod draft;
+mod target;
 
 use std::{
-    fs::{File, Permissions},
+    collections::HashMap,
+    fs::File,
     io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use tempfile::NamedTempFile;
+use draft::Draft;
+use target::Target;
 
-use crate::{
-    interrupt,
-    safetensors::{WriteError, kind_if_not_file},
-};
+use crate::safetensors::WriteError;
 
-/// A file in the making, at a temporary name in the folder of its own. One that is dropped before it is finished leaves nothing,
-/// and neither does one that a signal ends.
+/// A file in the making. It has no name where the file system knows such files, else a temporary one in the folder of its own. One that is dropped
+/// before it is published leaves nothing, and neither does one whose process a signal ends.
 #[derive(Debug)]
 pub struct Output {
-    temporary: NamedTempFile,
-    // After `temporary`, hence dropped after it: the file is on the list for as long as it exists.
-    _registered: interrupt::Registration,
+    draft: Draft,
+    target: Target,
     path: PathBuf,
 }
 
 impl Output {
-    /// Begins a file that is to be `path`.
+    /// Begins a file that is to be `path`, or what it links to.
     ///
     /// # Errors
     /// If `path` is no file or is one of `inputs` under any name, or the system refuses.
     pub fn create(path: &Path, inputs: &[&Path]) -> Result<Self, WriteError> {
-        check_target(path, None)?;
-        inputs.iter().try_for_each(|input| check_target(path, Some(input)))?;
-        let folder = match path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let mut builder = tempfile::Builder::new();
-        // The user's umask decides, as for any file a program creates.
-        builder.prefix(".oxtile-").suffix(".partial").permissions(Permissions::from_mode(0o666));
-        let (temporary, registered) = interrupt::removed_on_signal(|| builder.tempfile_in(folder)).map_err(|error| WriteError::Io {
-            file: path.into(),
-            action: "create a temporary file beside it",
-            error,
-        })?;
-        Ok(Self { temporary, _registered: registered, path: path.into() })
+        let refused = |action| move |error| WriteError::Io { file: path.into(), action, error };
+        let target = Target::find(path, inputs)?;
+        let draft = Draft::new(&target.folder).map_err(refused("create a temporary file beside it"))?;
+        target.lend_access(draft.file()).map_err(refused("give it the access of the file that it replaces"))?;
+        Ok(Self { draft, target, path: path.into() })
     }
 
     /// The file, to be written.
     pub fn file(&self) -> &File {
-        self.temporary.as_file()
+        self.draft.file()
     }
 
     /// What it is to be.
@@ -62,47 +57,50 @@ impl Output {
         WriteError::Io { file: self.path.clone(), action, error }
     }
 
-    /// Makes the file durable under its temporary name.
+    /// Makes the file durable, without its name.
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn complete(&self) -> Result<(), WriteError> {
-        self.file().sync_all().map_err(|error| self.error("flush to disk", error))
-    }
-
-    /// Makes the file durable and gives it its name, replacing what stood there.
-    ///
-    /// # Errors
-    /// If the system refuses; nothing is left then.
-    pub fn finish(self) -> Result<(), WriteError> {
-        self.complete()?;
-        let path = self.path;
-        let folder = self.temporary.path().parent().map(Path::to_path_buf);
-        let renamed = self.temporary.persist(&path);
-        renamed.map_err(|failed| WriteError::Io { file: path, action: "rename the temporary file to it", error: failed.error })?;
-        // The rename is durable once its folder is. Some file systems cannot flush a folder: the file is whole all the same.
-        if let Some(folder) = folder {
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        Ok(())
+    pub fn complete(self) -> Result<Completed, WriteError> {
+        self.file().sync_all().map_err(|error| self.error("flush to disk", error))?;
+        Ok(Completed(self))
     }
 }
 
-/// Refuses a target that is the input, or that a rename would wrongly replace.
-fn check_target(path: &Path, input: Option<&Path>) -> Result<(), WriteError> {
-    let target = match std::fs::metadata(path) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(WriteError::Io { file: path.into(), action: "look at it", error }),
-    };
-    if let Some(kind) = kind_if_not_file(target.file_type()) {
-        return Err(WriteError::NotAFile { file: path.into(), kind });
+/// Refuses outputs of which two are to be one file.
+///
+/// # Errors
+/// [`WriteError::Twice`].
+pub fn check_apart<'a>(outputs: impl IntoIterator<Item = &'a Output>) -> Result<(), WriteError> {
+    let mut places = HashMap::new();
+    for Output { path, target, .. } in outputs {
+        if let Some(other) = places.insert(target.place(), path) {
+            return Err(WriteError::Twice { file: path.clone(), other: other.clone() });
+        }
     }
-    // Device and inode: a symbolic or hard link to the input is the input.
-    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
-    let same = input.filter(|input| std::fs::metadata(input).map(identity).ok() == Some(identity(target)));
-    match same {
-        Some(input) => Err(WriteError::SameFile { file: path.into(), linked: input != path }),
-        None => Ok(()),
+    Ok(())
+}
+
+/// A whole file that still lacks its name. Dropped, it leaves nothing.
+#[derive(Debug)]
+#[must_use = "it has its name only once it is published"]
+pub struct Completed(Output);
+
+impl Completed {
+    /// What it is to be.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Gives the file its name, replacing what stood there.
+    ///
+    /// # Errors
+    /// If the system refuses; nothing is left then.
+    pub fn publish(self) -> Result<(), WriteError> {
+        let Self(Output { draft, target, path }) = self;
+        draft.publish(&target).map_err(|error| WriteError::Io { file: path, action: "give it its name", error })?;
+        // The name is durable once its folder is. Some file systems cannot flush a folder: the file is whole all the same.
+        let _ = File::open(target.folder).and_then(|folder| folder.sync_all());
+        Ok(())
     }
 }

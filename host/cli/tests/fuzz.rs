@@ -8,6 +8,7 @@ use oxtile_cli::{
     arguments::{Device, Join, Shard},
     inspect::Inspection,
     join,
+    output::Completed,
     progress::Progress,
     quantize::Directions,
     safetensors::{Checkpoint, Tensor},
@@ -116,7 +117,8 @@ fn mutants_of_shards_are_joined_or_refused() {
         device: Device::Emulated,
         json: false,
     };
-    shard::run(&request, &mut Progress::hidden()).expect("a valid checkpoint");
+    let (_, files) = shard::run(&request, &mut Progress::hidden()).expect("a valid checkpoint");
+    files.into_iter().try_for_each(Completed::publish).expect("names");
     let files = [path("p-00001-of-00002.safetensors"), path("p-00002-of-00002.safetensors")];
     let original = files.each_ref().map(|file| std::fs::read(file).expect("just written"));
     let before = names(folder.path());
@@ -125,7 +127,7 @@ fn mutants_of_shards_are_joined_or_refused() {
         let file = Checkpoint::open(path).expect("valid");
         file.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.dtype, tensor.shape.clone())).collect()
     };
-    join::run(&request, &mut Progress::hidden()).expect("valid shards");
+    join::run(&request, &mut Progress::hidden()).expect("valid shards").1.publish().expect("a name");
     let whole = tensors(&request.output);
     std::fs::remove_file(&request.output).expect("it is there");
     let (mut joined, mut stated) = (0, 0);
@@ -140,8 +142,9 @@ fn mutants_of_shards_are_joined_or_refused() {
         }
         std::fs::write(&files[which], &bytes).expect("a writable folder");
         match join::run(&request, &mut Progress::hidden()) {
-            Ok(_) => {
+            Ok((_, file)) => {
                 joined += 1;
+                file.publish().expect("a name");
                 let found = tensors(&request.output);
                 assert!(found.len() == whole.len(), "seed {seed}: {found:?}");
                 std::fs::remove_file(&request.output).expect("it is there");

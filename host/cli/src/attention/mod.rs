@@ -37,6 +37,7 @@ use seat::{Link, Needs, Seat};
 
 use crate::{
     Error, arguments,
+    output::Completed,
     safetensors::{Checkpoint, Dtype, ReadError, Tensor, WriteError, Writer},
 };
 
@@ -102,11 +103,14 @@ fn divisors(world: WorldSize) -> String {
     divisors.join(", ")
 }
 
+/// What was done, and the output, which lacks its name.
+pub type Done = (Report, Completed);
+
 /// Attends as a request says. `None` where another rank writes the output.
 ///
 /// # Errors
 /// [`JobError`]; [`Error::Device`] if the device asked for is not there.
-pub fn run(request: &arguments::Attention) -> Result<Option<Report>, Error> {
+pub fn run(request: &arguments::Attention) -> Result<Option<Done>, Error> {
     if let Some(schedule) = request.context_parallel {
         return Ok(run_ranks(request, schedule)?);
     }
@@ -129,7 +133,7 @@ pub fn run(request: &arguments::Attention) -> Result<Option<Report>, Error> {
 }
 
 /// Attends by ranks: all of them, or the one that a launcher made this process.
-fn run_ranks(request: &arguments::Attention, schedule: Schedule) -> Result<Option<Report>, JobError> {
+fn run_ranks(request: &arguments::Attention, schedule: Schedule) -> Result<Option<Done>, JobError> {
     let environment = match Environment::read() {
         Ok(environment) => Some(environment),
         Err(BootstrapError::NoLauncher) => None,
@@ -197,7 +201,7 @@ impl Job {
         seats: Vec<Seat<C>>,
         schedule: Schedule,
         device: String,
-    ) -> Result<Option<Report>, JobError> {
+    ) -> Result<Option<Done>, JobError> {
         let joined = match self.plan.q.dtype {
             Dtype::F16 => context::attend::<f16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
             _ => context::attend::<bf16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
@@ -206,7 +210,7 @@ impl Job {
         joined.map(|(passes, tensors)| self.finish(request, device, Vec::new(), Some(passes), &tensors)).transpose()
     }
 
-    /// Writes the output.
+    /// Writes the output, but for its name.
     fn finish(
         mut self,
         request: &arguments::Attention,
@@ -214,12 +218,12 @@ impl Job {
         kernels: Vec<String>,
         context_parallel: Option<Passes>,
         tensors: &[Vec<u8>],
-    ) -> Result<Report, JobError> {
-        write(&request.output, &request.input, &self.plan, tensors)?;
+    ) -> Result<Done, JobError> {
         self.input.verify_unchanged()?;
+        let completed = write(&request.output, &request.input, &self.plan, tensors)?;
         self.plan.arrays.clear();
         let (input, output, seconds) = (request.input.clone(), request.output.clone(), self.begin.elapsed().as_secs_f64());
-        Ok(Report { device, kernels, context_parallel, input, output, plan: self.plan, seconds })
+        Ok((Report { device, kernels, context_parallel, input, output, plan: self.plan, seconds }, completed))
     }
 }
 
@@ -319,11 +323,11 @@ where
     Ok((kernels, tensors))
 }
 
-fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<(), WriteError> {
+fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<Completed, WriteError> {
     let specs = plan.outputs();
     let mut writer = Writer::create(path, &[input], &specs, &BTreeMap::new())?;
     for (spec, bytes) in specs.iter().zip(tensors) {
         writer.append(&spec.name, bytes)?;
     }
-    writer.finish()
+    writer.complete()
 }

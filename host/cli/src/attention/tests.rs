@@ -9,9 +9,10 @@ use oxtile::{
     context_parallel::Schedule,
 };
 
-use super::{Job, JobError, Parts, Report, bytes_of, seat};
+use super::{Done, Job, JobError, Parts, bytes_of, seat};
 use crate::{
     arguments::{Attention, Device},
+    output::Completed,
     safetensors::{Checkpoint, Dtype, TensorSpec, Writer},
 };
 
@@ -24,7 +25,7 @@ fn write(path: &Path) {
         let values: Vec<_> = (0..192).map(|i| bf16::from_f32(((i * 37 + first * 101) % 64) as f32 / 32.0 - 1.0)).collect();
         writer.append(&spec.name, &bytes_of(&values)).expect("room");
     }
-    writer.finish().expect("it is complete");
+    writer.complete().and_then(Completed::publish).expect("it is complete");
 }
 
 fn bytes(path: &Path) -> Vec<Vec<u8>> {
@@ -59,10 +60,10 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
             Ok((request, job, parts, seats))
         };
         let (request, job, parts, seats) = open(&together).expect("ranks");
-        job.attend(&request, &parts, seats, schedule, String::new()).expect("it attends").expect("a report");
+        job.attend(&request, &parts, seats, schedule, String::new()).expect("it attends").expect("a report").1.publish().expect("a name");
 
         let (request, _, parts, seats) = open(&apart).expect("ranks");
-        let reports: Vec<Option<Report>> = thread::scope(|scope| {
+        let mut reports: Vec<Option<Done>> = thread::scope(|scope| {
             let rank = |seat: seat::Seat<_>| {
                 let (job, _) = Job::open_shared(&request, world).expect("the same file");
                 let (request, parts) = (&request, &parts);
@@ -73,6 +74,7 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
         });
         let written: Vec<_> = world.ranks().filter(|rank| reports[rank.index() as usize].is_some()).collect();
         assert_eq!(written, [Rank::ZERO]);
+        reports.swap_remove(0).expect("rank 0's").1.publish().expect("a name");
         assert!(bytes(&together) == bytes(&apart), "{schedule} on {world}");
     }
 }

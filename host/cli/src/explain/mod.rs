@@ -24,7 +24,7 @@ use oxtile_build::manifest::{Entry, Manifest};
 
 use crate::{
     arguments,
-    output::Output,
+    output::{Completed, Output},
     safetensors::WriteError,
     text::{Align, Table, bytes, count, printable},
 };
@@ -94,11 +94,11 @@ struct Kernel {
     pictures: Vec<PathBuf>,
 }
 
-/// Looks for kernels by the beginning of their names, and draws what there is to draw.
+/// Looks for kernels by the beginning of their names, and draws what there is to draw, but for the names of the files.
 ///
 /// # Errors
 /// [`ExplainError`].
-pub fn run(request: &arguments::Explain) -> Result<Report, ExplainError> {
+pub fn run(request: &arguments::Explain) -> Result<(Report, Vec<Completed>), ExplainError> {
     let (mut kernels, mut compiled) = (BTreeMap::<String, Kernel>::new(), Vec::new());
     for folder in manifests(&request.kernels) {
         for (name, entry) in Manifest::read(&folder)?.kernels {
@@ -124,13 +124,16 @@ pub fn run(request: &arguments::Explain) -> Result<Report, ExplainError> {
         return Err(ExplainError::Unknown { kernel, kernels, records, compiled });
     }
     let mut kernels: Vec<Kernel> = kernels.into_values().collect();
+    let mut completed = Vec::new();
     if let Some(folder) = &request.svg {
         fs::create_dir_all(folder).map_err(|error| ExplainError::Folder { folder: folder.clone(), error })?;
         for kernel in &mut kernels {
-            kernel.pictures = draw(folder, kernel)?;
+            let pictures = draw(folder, kernel)?;
+            kernel.pictures = pictures.iter().map(|picture| picture.path().into()).collect();
+            completed.extend(pictures);
         }
     }
-    Ok(Report { kernels })
+    Ok((Report { kernels }, completed))
 }
 
 /// The kernels there are instead of the one that was asked for.
@@ -164,15 +167,15 @@ fn records(folder: &Path, kernel: &str) -> Vec<PathBuf> {
 }
 
 /// Draws the boxes and the pipeline of a kernel; returns the files.
-fn draw(folder: &Path, kernel: &Kernel) -> Result<Vec<PathBuf>, WriteError> {
+fn draw(folder: &Path, kernel: &Kernel) -> Result<Vec<Completed>, WriteError> {
     let Some(record) = &kernel.record else { return Ok(Vec::new()) };
     let mut files = Vec::new();
     let mut write = |name: String, picture: &dyn fmt::Display| {
         let output = Output::create(&folder.join(name), &[])?;
         let written = output.file().write_all(picture.to_string().as_bytes());
         written.map_err(|error| output.error("write it", error))?;
-        files.push(output.path().to_owned());
-        output.finish()
+        files.push(output.complete()?);
+        Ok(())
     };
     // Boxes of one shape lie alike wherever they are.
     let mut shapes = Vec::new();

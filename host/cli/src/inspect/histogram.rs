@@ -9,7 +9,7 @@ use super::{
 use crate::{
     arguments,
     dequantize::{self, Matrix, Plan},
-    output::Output,
+    output::{Completed, Output},
     progress::Progress,
     quantize::{metadata::FORMAT_KEY, runtime},
     safetensors::{Checkpoint, Dtype, ReadError, Tensor, TensorSpec, WriteError},
@@ -83,11 +83,15 @@ struct Gathered {
     scales: Option<Magnitudes>,
 }
 
-/// Draws the histogram that a request asks for.
+/// Draws the histogram that a request asks for, but for the file's name.
 ///
 /// # Errors
 /// If a file cannot be read or has no such tensor, or the picture cannot be written.
-pub fn draw(request: &arguments::Inspect, histogram: &arguments::Histogram, progress: &mut Progress) -> Result<Drawn, crate::Error> {
+pub fn draw(
+    request: &arguments::Inspect,
+    histogram: &arguments::Histogram,
+    progress: &mut Progress,
+) -> Result<(Drawn, Completed), crate::Error> {
     let inputs: Vec<&Path> = [Some(&request.file), histogram.against.as_ref()].into_iter().flatten().map(|path| path.as_path()).collect();
     let output = Output::create(&histogram.output, &inputs)?;
     let after = gather(&request.file, histogram.tensor.as_deref(), progress)?;
@@ -95,8 +99,8 @@ pub fn draw(request: &arguments::Inspect, histogram: &arguments::Histogram, prog
     progress.clear();
     let picture = picture(&after, before.as_ref()).to_string();
     output.file().write_all(picture.as_bytes()).map_err(|error| output.error("write", error))?;
-    output.finish()?;
-    Ok(Drawn { output: histogram.output.display().to_string(), tensor: after.spec.name })
+    let drawn = Drawn { output: histogram.output.display().to_string(), tensor: after.spec.name };
+    Ok((drawn, output.complete()?))
 }
 
 /// The numbers of the file before, whose tensor must be that of after.

@@ -13,6 +13,7 @@ pub use shards::{Joined, Shards};
 
 use crate::{
     arguments,
+    output::Completed,
     progress::Progress,
     safetensors::{Checkpoint, ReadError, TensorSpec, WriteError, Writer},
     shard::metadata::StatedError,
@@ -83,11 +84,11 @@ pub enum JoinError {
     Write(#[from] WriteError),
 }
 
-/// Carries out a request.
+/// Carries out a request, but for the name of the file.
 ///
 /// # Errors
 /// If a file cannot be read, the files do not belong together, or the output cannot be written.
-pub fn run(request: &arguments::Join, progress: &mut Progress) -> Result<Report, JoinError> {
+pub fn run(request: &arguments::Join, progress: &mut Progress) -> Result<(Report, Completed), JoinError> {
     let begin = Instant::now();
     let shards = Shards::open(&request.inputs)?;
     let joined = shards.check()?;
@@ -105,8 +106,8 @@ pub fn run(request: &arguments::Join, progress: &mut Progress) -> Result<Report,
     progress.clear();
     shards.files().try_for_each(Checkpoint::verify_unchanged)?;
     let output_bytes = writer.bytes();
-    writer.finish()?;
-    Ok(Report::new(request, &shards, &joined, output_bytes, begin.elapsed()))
+    let completed = writer.complete()?;
+    Ok((Report::new(request, &shards, &joined, output_bytes, begin.elapsed()), completed))
 }
 
 /// Copies a tensor that every file has, and holds the files against the first.

@@ -16,6 +16,7 @@ use super::{
     plan::{Action, Reason},
 };
 use crate::{
+    output::Completed,
     progress::Progress,
     safetensors::{Checkpoint, ReadError, Runs, Tensor, TensorSink, Window, WriteError, Writer},
     text::printable,
@@ -95,13 +96,10 @@ pub enum JobError {
     },
 }
 
-/// Quantizes the checkpoint at `input` into a new one at `output`.
-///
-/// At most three pieces of 2^20 elements, or of 2^22 where the output is transposed (more where 128 rows have more), are in
-/// memory at a time, and one tensor's scales where they are interleaved.
+/// As [`complete`], with its name for the output.
 ///
 /// # Errors
-/// If the input cannot be read or laid out, the device fails or the output cannot be written; no output is left then.
+/// As [`complete`].
 pub fn run(
     input: &Path,
     output: &Path,
@@ -109,14 +107,33 @@ pub fn run(
     device: &mut dyn QuantizeDevice,
     progress: &mut Progress,
 ) -> Result<Outcome, JobError> {
+    let (outcome, completed) = complete(input, output, recipe, device, progress)?;
+    completed.publish()?;
+    Ok(outcome)
+}
+
+/// Quantizes the checkpoint at `input` into a new one that is to be `output`.
+///
+/// At most three pieces of 2^20 elements, or of 2^22 where the output is transposed (more where 128 rows have more), are in
+/// memory at a time, and one tensor's scales where they are interleaved.
+///
+/// # Errors
+/// If the input cannot be read or laid out, the device fails or the output cannot be written; no output is left then.
+pub fn complete(
+    input: &Path,
+    output: &Path,
+    recipe: Recipe,
+    device: &mut dyn QuantizeDevice,
+    progress: &mut Progress,
+) -> Result<(Outcome, Completed), JobError> {
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(input)?;
     let plan = Plan::new(&checkpoint, recipe)?;
     let writer = Writer::create(output, &[input], &plan.outputs, &plan.metadata)?;
     let output_bytes = writer.bytes();
     let (writer, tensors) = run_into(&checkpoint, &plan, writer, device, progress)?;
-    writer.finish()?;
-    Ok(Outcome { recipe, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() })
+    let completed = writer.complete()?;
+    Ok((Outcome { recipe, tensors, input_bytes: checkpoint.bytes(), output_bytes, elapsed: begin.elapsed() }, completed))
 }
 
 /// Quantizes the checkpoint of a plan into a sink, which is returned with what became of each tensor. Memory is as with [`run`].

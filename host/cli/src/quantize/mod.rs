@@ -32,7 +32,7 @@ pub use oxtile::quantize::Direction;
 pub use device::{Codes, DeviceError, Elements, Piece, QuantizeDevice, Quantized};
 pub use fidelity::Fidelity;
 pub use format::Format;
-pub use job::{Outcome, run};
+pub use job::{Outcome, complete, run};
 pub use plan::{Plan, PlanError};
 pub use recipe::{Directions, Recipe, direction_name};
 pub use side::{Names, Side};

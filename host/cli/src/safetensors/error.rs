@@ -145,6 +145,14 @@ pub enum WriteError {
         /// Whether the two paths differ.
         linked: bool,
     },
+    /// Two outputs are one file.
+    #[error("{}: is the file that {} is; name two files for the outputs", .file.display(), .other.display())]
+    Twice {
+        /// An output.
+        file: PathBuf,
+        /// The other one.
+        other: PathBuf,
+    },
     /// Two tensors of one name.
     #[error("{}: two tensors would be named `{}`; rename one of them", .file.display(), printable(.name))]
     DuplicateName {

@@ -10,7 +10,7 @@ use std::{
 use serde::{Serialize, Serializer};
 
 use super::{Dtype, METADATA_KEY, WriteError, header::byte_count};
-use crate::output::Output;
+use crate::output::{Completed, Output};
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +38,8 @@ pub struct Runs {
 ///
 /// All sizes are declared up front and the header is written first; [`append`](Self::append) then takes the tensors' bytes
 /// in any order and in pieces of any size, and [`write_runs`](Self::write_runs) in any place, so that nothing but the piece at hand is in memory.
-/// The bytes go to a temporary name in the output's folder. [`finish`](Self::finish) makes them durable and gives the file
-/// its name in one step; a writer that is dropped before leaves nothing.
+/// The bytes go to a file in the output's folder that has not its name yet. [`complete`](Self::complete) makes them durable, and
+/// [`Completed::publish`] gives the file its name in one step; what is dropped before leaves nothing.
 #[derive(Debug)]
 pub struct Writer {
     output: Output,
@@ -60,7 +60,7 @@ struct Place {
 }
 
 impl Writer {
-    /// Creates a file with these tensors at a temporary name beside `path`.
+    /// Creates a file with these tensors that is to be `path`.
     ///
     /// # Errors
     /// If `path` is no file or is one of `inputs` under any name, two tensors share a name, or the system refuses.
@@ -74,6 +74,11 @@ impl Writer {
     /// Size of the finished file in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The file.
+    pub fn output(&self) -> &Output {
+        &self.output
     }
 
     /// Puts another free-form string of the same length in the place of one.
@@ -138,30 +143,16 @@ impl Writer {
         WriteError::Size { file: self.output.path().into(), name: tensor.into(), reason }
     }
 
-    /// Makes the file durable under its temporary name.
+    /// Makes the file durable, without its name.
     ///
     /// # Errors
-    /// If a tensor is not complete or the system refuses.
-    pub fn complete(&self) -> Result<(), WriteError> {
-        self.check_complete()?;
-        self.output.complete()
-    }
-
-    fn check_complete(&self) -> Result<(), WriteError> {
+    /// If a tensor is not complete or the system refuses; nothing is left then.
+    pub fn complete(self) -> Result<Completed, WriteError> {
         let missing = |place: &Place| place.range.end - place.range.start - place.written;
         if let Some((name, place)) = self.places.iter().find(|(_, place)| missing(place) > 0) {
             return Err(self.size_error(name, format!("{} bytes were never written", missing(place))));
         }
-        Ok(())
-    }
-
-    /// Makes the file durable and gives it its name, replacing what stood there.
-    ///
-    /// # Errors
-    /// If a tensor is not complete or the system refuses; nothing is left then.
-    pub fn finish(self) -> Result<(), WriteError> {
-        self.check_complete()?;
-        self.output.finish()
+        self.output.complete()
     }
 }
 

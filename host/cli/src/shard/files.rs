@@ -10,9 +10,12 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{Cuts, Division, Layout, ShardError, metadata::MODEL_KEY};
-use crate::safetensors::{Runs, TensorSink, TensorSpec, WriteError, Writer};
+use crate::{
+    output::{self, Completed},
+    safetensors::{Runs, TensorSink, TensorSpec, WriteError, Writer},
+};
 
-/// A file a rank, each at a temporary name until all are complete.
+/// A file a rank, each without its name until all are complete.
 pub struct ShardFiles {
     writers: Vec<Writer>,
     tensors: HashMap<String, Place>,
@@ -54,7 +57,9 @@ impl ShardFiles {
             model.update(format!("{:?} {} {:?};", spec.name, spec.dtype, spec.shape));
         }
         let tensors = layout.tensors.iter().map(place).collect();
-        Ok(Self { writers: (0..ranks).map(writer).collect::<Result<_, _>>()?, tensors, model })
+        let writers = (0..ranks).map(writer).collect::<Result<Vec<_>, _>>()?;
+        output::check_apart(writers.iter().map(Writer::output))?;
+        Ok(Self { writers, tensors, model })
     }
 
     /// The size of each file in bytes.
@@ -62,18 +67,17 @@ impl ShardFiles {
         self.writers.iter().map(Writer::bytes).collect()
     }
 
-    /// Completes all files, then gives them their names, replacing what stood there. Returns the fingerprint of what was divided.
+    /// Completes all files, which still lack their names. Returns the fingerprint of what was divided, too.
     ///
     /// # Errors
-    /// If a tensor is not complete or the system refuses. Unless it refuses to rename a complete file, nothing is left and nothing replaced.
-    pub fn finish(mut self) -> Result<String, WriteError> {
+    /// If a tensor is not complete or the system refuses; nothing is left then.
+    pub fn complete(mut self) -> Result<(String, Vec<Completed>), WriteError> {
         let model: String = self.model.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         for writer in &mut self.writers {
             writer.restate(MODEL_KEY, &model)?;
         }
-        self.writers.iter().try_for_each(Writer::complete)?;
-        self.writers.into_iter().try_for_each(Writer::finish)?;
-        Ok(model)
+        let completed = self.writers.into_iter().map(Writer::complete);
+        Ok((model, completed.collect::<Result<_, _>>()?))
     }
 
     /// Writes bytes of the whole from `offset` on.

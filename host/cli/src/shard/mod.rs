@@ -36,6 +36,7 @@ pub use report::Report;
 
 use crate::{
     Error, arguments,
+    output::Completed,
     progress::Progress,
     quantize::{
         self, PlanError,
@@ -100,17 +101,17 @@ pub struct Outcome {
     pub elapsed: Duration,
 }
 
-/// Carries out a request.
+/// Carries out a request, but for the names of the files.
 ///
 /// # Errors
 /// A [`ShardError`], or that of the device.
-pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<Report, Error> {
+pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<(Report, Vec<Completed>), Error> {
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(&request.input)?;
     let layout = Layout::new(&checkpoint, request.format, request.directions, request.world).map_err(ShardError::from)?;
     let Some(prefix) = &request.output_prefix else {
         let gathers = Gathers::new(&checkpoint, request.format, request.world, &request.distances)?;
-        return Ok(Report::planned(request, &checkpoint, gathers));
+        return Ok((Report::planned(request, &checkpoint, gathers), Vec::new()));
     };
     let mut device = layout.plan.is_some().then(|| runtime::open(request.device)).transpose()?;
     let files = ShardFiles::create(&layout, prefix, &request.input)?;
@@ -120,10 +121,10 @@ pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<Report
         (Some(plan), Some((device, _))) => quantize::job::run_into(&checkpoint, plan, files, device, progress).map_err(ShardError::from)?,
         _ => (copy(&checkpoint, &layout, files, progress)?, Vec::new()),
     };
-    let model = files.finish().map_err(ShardError::from)?;
+    let (model, completed) = files.complete().map_err(ShardError::from)?;
     let device = device.map(|(_, choice)| choice);
     let outcome = Outcome { files: sizes, model, quantized, device, elapsed: begin.elapsed() };
-    Ok(Report::written(request, &checkpoint, &layout, outcome))
+    Ok((Report::written(request, &checkpoint, &layout, outcome), completed))
 }
 
 /// Copies all tensors, rounded where the layout has another type.

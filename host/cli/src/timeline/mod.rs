@@ -12,7 +12,7 @@ use oxtile::timeline::{Clock, Recording, TimelineError};
 
 use crate::{
     arguments,
-    output::Output,
+    output::{self, Completed, Output},
     safetensors::WriteError,
     text::{count, printable},
 };
@@ -48,24 +48,24 @@ pub struct Report {
     outputs: Vec<PathBuf>,
 }
 
-/// Reads, merges, draws and writes.
+/// Reads, merges, draws and writes, but for the names of the files.
 ///
 /// # Errors
 /// [`DrawError`]: a file that is no recording, files that do not go together, a target that cannot be written.
-pub fn run(request: &arguments::Timeline) -> Result<Report, DrawError> {
+pub fn run(request: &arguments::Timeline) -> Result<(Report, Vec<Completed>), DrawError> {
     let inputs: Vec<_> = request.files.iter().map(PathBuf::as_path).collect();
     let recording = read(&inputs)?;
     if recording.spans.is_empty() {
         return Err(DrawError::Empty);
     }
-    if let Some(file) = &request.merged {
-        write(file, &inputs, &recording.to_json())?;
-    }
-    if let Some(file) = &request.svg {
-        write(file, &inputs, &Picture::of(&recording).to_string())?;
-    }
-    let outputs = request.svg.iter().chain(&request.merged).cloned().collect();
-    Ok(Report { recording, outputs })
+    let create = |file: &Option<PathBuf>| file.as_ref().map(|file| Output::create(file, &inputs)).transpose();
+    let (svg, merged) = (create(&request.svg)?, create(&request.merged)?);
+    output::check_apart(svg.iter().chain(&merged))?;
+    let outputs = svg.iter().chain(&merged).map(|output| output.path().into()).collect();
+    let completed =
+        [svg.map(|output| write(output, &Picture::of(&recording).to_string())), merged.map(|output| write(output, &recording.to_json()))];
+    let completed = completed.into_iter().flatten().collect::<Result<_, _>>()?;
+    Ok((Report { recording, outputs }, completed))
 }
 
 fn read(files: &[&Path]) -> Result<Recording, DrawError> {
@@ -85,11 +85,10 @@ fn read(files: &[&Path]) -> Result<Recording, DrawError> {
     merged.ok_or(DrawError::Empty)
 }
 
-fn write(file: &Path, inputs: &[&Path], text: &str) -> Result<(), WriteError> {
-    let output = Output::create(file, inputs)?;
+fn write(output: Output, text: &str) -> Result<Completed, WriteError> {
     let written: io::Result<()> = output.file().write_all(text.as_bytes());
     written.map_err(|error| output.error("write it", error))?;
-    output.finish()
+    output.complete()
 }
 
 impl fmt::Display for Report {

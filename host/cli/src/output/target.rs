@@ -1,0 +1,107 @@
+//! The file that a name stands for, and what it must not be.
+
+use std::{
+    ffi::OsStr,
+    fs::{File, Metadata, Permissions},
+    io,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt, fchown},
+    },
+    path::{Path, PathBuf},
+};
+
+use crate::safetensors::{WriteError, kind_if_not_file};
+
+/// Links that are followed at most, as the system does.
+const MOST_LINKS: usize = 40;
+
+/// Where an output is to be.
+#[derive(Debug)]
+pub struct Target {
+    /// The file itself, no link.
+    pub file: PathBuf,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The file that it replaces.
+    before: Option<Metadata>,
+}
+
+impl Target {
+    /// What an output's path stands for, which must not be one of `inputs`.
+    ///
+    /// # Errors
+    /// If it is no file or is one of `inputs` under any name, or the system refuses.
+    pub fn find(path: &Path, inputs: &[&Path]) -> Result<Self, WriteError> {
+        let bytes = path.as_os_str().as_bytes();
+        let before = match std::fs::metadata(path) {
+            Ok(metadata) => Some(metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(WriteError::Io { file: path.into(), action: "look at it", error }),
+        };
+        let kind = match &before {
+            Some(metadata) => kind_if_not_file(metadata.file_type()),
+            None => (bytes.ends_with(b"/") || bytes.ends_with(b"/.") || path.file_name().is_none()).then_some("folder's name"),
+        };
+        if let Some(kind) = kind {
+            return Err(WriteError::NotAFile { file: path.into(), kind });
+        }
+        // Device and inode: a symbolic or hard link to the input is the input.
+        let identity = |metadata: &Metadata| (metadata.dev(), metadata.ino());
+        if let Some(before) = &before {
+            let is_same = |input: &&&Path| std::fs::metadata(input).is_ok_and(|input| identity(&input) == identity(before));
+            if let Some(input) = inputs.iter().find(is_same) {
+                return Err(WriteError::SameFile { file: path.into(), linked: place(input) != place(path) });
+            }
+        }
+        let file = resolved(path).map_err(|error| WriteError::Io { file: path.into(), action: "follow its links", error })?;
+        Ok(Self { folder: folder_of(&file), file, before })
+    }
+
+    /// Folder and name, the folder without links: the same for two targets that are one.
+    pub fn place(&self) -> (PathBuf, Option<&OsStr>) {
+        place(&self.file)
+    }
+
+    /// Gives a file the owner and the permissions of the one that it replaces. Where the system does not let the group be kept, the group of the new
+    /// file may do no more than all may.
+    pub fn lend_access(&self, file: &File) -> io::Result<()> {
+        let Some(before) = &self.before else { return Ok(()) };
+        let own = file.metadata()?;
+        let mut mode = before.mode() & 0o777;
+        if (before.uid(), before.gid()) != (own.uid(), own.gid())
+            && fchown(file, Some(before.uid()), Some(before.gid())).is_err()
+            && before.gid() != own.gid()
+            && fchown(file, None, Some(before.gid())).is_err()
+        {
+            mode &= 0o707 | (mode & 0o007) << 3;
+        }
+        file.set_permissions(Permissions::from_mode(mode))
+    }
+}
+
+/// The folder of a file.
+fn folder_of(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.into(),
+        _ => ".".into(),
+    }
+}
+
+/// The end of a chain of links, whether it is there or not.
+fn resolved(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match std::fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_symlink() => path = folder_of(&path).join(std::fs::read_link(&path)?),
+            _ => return Ok(path),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+/// Folder and name, the folder without links.
+fn place(file: &Path) -> (PathBuf, Option<&OsStr>) {
+    let folder = folder_of(file);
+    (folder.canonicalize().unwrap_or(folder), file.file_name())
+}
