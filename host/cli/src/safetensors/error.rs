@@ -2,6 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use super::{MAX_HEADER_BYTES, METADATA_KEY};
 use crate::text::printable;
 
 /// A file that cannot be read as safetensors.
@@ -160,6 +161,25 @@ pub enum WriteError {
         file: PathBuf,
         /// The name.
         name: String,
+    },
+    /// A tensor by the name of the header's strings.
+    #[error("{}: no tensor can be named `{METADATA_KEY}`, which is the header's key for free-form strings; rename it", .file.display())]
+    ReservedName {
+        /// The output.
+        file: PathBuf,
+    },
+    /// A header longer than any reader takes.
+    #[error(
+        "{}: the header of its {tensors} tensors would have {bytes} bytes, more than the format's limit of {MAX_HEADER_BYTES}; write fewer tensors to a \
+         file, or shorten their names or the metadata", .file.display()
+    )]
+    HeaderTooLong {
+        /// The output.
+        file: PathBuf,
+        /// What it would have.
+        bytes: u64,
+        /// How many tensors.
+        tensors: usize,
     },
     /// A tensor's size does not fit its declaration.
     #[error("{}: tensor `{}`: {reason}", .file.display(), printable(.name))]

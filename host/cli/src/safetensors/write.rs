@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Serialize, Serializer};
 
-use super::{Dtype, METADATA_KEY, WriteError, header::byte_count};
+use super::{Dtype, MAX_HEADER_BYTES, METADATA_KEY, WriteError, header::byte_count};
 use crate::output::{Completed, Output};
 
 /// A tensor to be written.
@@ -32,6 +32,13 @@ pub struct Runs {
     pub bytes: u64,
     /// From the start of a run to that of the next.
     pub stride: u64,
+}
+
+impl Runs {
+    /// The same places of `length` bytes in the fewest runs: those that follow one another are one.
+    pub fn joined(self, length: u64) -> Self {
+        if self.stride == self.bytes { Self { bytes: length, ..self } } else { self }
+    }
 }
 
 /// A safetensors file in the making.
@@ -63,7 +70,7 @@ impl Writer {
     /// Creates a file with these tensors that is to be `path`.
     ///
     /// # Errors
-    /// If `path` is no file or is one of `inputs` under any name, two tensors share a name, or the system refuses.
+    /// If `path` is no file or is one of `inputs` under any name, two tensors share a name, the header is longer than readers take, or the system refuses.
     pub fn create(path: &Path, inputs: &[&Path], tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Self, WriteError> {
         let (header, places, bytes) = layout(path, tensors, metadata)?;
         let output = Output::create(path, inputs)?;
@@ -113,6 +120,7 @@ impl Writer {
     /// # Errors
     /// As [`append`](Self::append).
     pub fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError> {
+        let runs = runs.joined(data.len() as u64);
         let place = self.place(tensor)?;
         let (start, size) = (place.range.start, place.range.end - place.range.start);
         let room = size - place.written;
@@ -190,6 +198,9 @@ fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, Strin
     if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
         return Err(WriteError::DuplicateName { file: path.into(), name: twice.name.clone() });
     }
+    if tensors.iter().any(|tensor| tensor.name == METADATA_KEY) {
+        return Err(WriteError::ReservedName { file: path.into() });
+    }
     // Widest elements first: then every tensor is aligned to its element size.
     let mut order: Vec<&TensorSpec> = tensors.iter().collect();
     order.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bits()));
@@ -203,6 +214,9 @@ fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, Strin
     let mut json = serde_json::to_vec(&JsonHeader { entries: &entries, metadata }).expect("strings and numbers are JSON");
     // The data section begins on a multiple of 8, as the format suggests.
     json.resize(json.len().next_multiple_of(8), b' ');
+    if json.len() as u64 > MAX_HEADER_BYTES {
+        return Err(WriteError::HeaderTooLong { file: path.into(), bytes: json.len() as u64, tensors: tensors.len() });
+    }
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
 
@@ -234,5 +248,59 @@ impl Serialize for JsonHeader<'_> {
             (tensor.name.as_str(), JsonEntry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets })
         });
         serializer.collect_map(metadata.into_iter().chain(tensors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a header with a string of this length.
+    fn header(string: usize) -> Result<usize, WriteError> {
+        layout(Path::new("out"), &[], &[("k".to_owned(), "x".repeat(string))].into()).map(|(header, ..)| header.len())
+    }
+
+    /// `{"__metadata__":{"k":""}}` has 25 bytes.
+    #[test]
+    fn the_longest_header_is_that_of_readers() {
+        let most = MAX_HEADER_BYTES as usize - 25;
+        assert_eq!(header(most).expect("it fits") as u64, 8 + MAX_HEADER_BYTES);
+        let error = header(most + 1).expect_err("it does not").to_string();
+        assert!(
+            error.starts_with("out: the header of its 0 tensors would have 100000008 bytes, more than the format's limit of 100000000"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_name_of_the_strings_is_none_of_a_tensor() {
+        let tensor = TensorSpec { name: METADATA_KEY.into(), dtype: Dtype::F32, shape: vec![] };
+        let error = layout(Path::new("out"), &[tensor], &BTreeMap::new()).expect_err("a refusal").to_string();
+        assert!(error.contains("no tensor can be named `__metadata__`"), "{error}");
+    }
+
+    #[test]
+    fn runs_that_follow_one_another_are_one() {
+        let runs = Runs { offset: 3, bytes: 1, stride: 1 };
+        assert_eq!(runs.joined(100), Runs { offset: 3, bytes: 100, stride: 1 });
+        let apart = Runs { stride: 2, ..runs };
+        assert_eq!(apart.joined(100), apart);
+    }
+
+    /// A column of single bytes is one call of the system, not one a byte.
+    #[test]
+    fn runs_that_follow_one_another_are_written_at_once() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let tensor = TensorSpec { name: "w".into(), dtype: Dtype::U8, shape: vec![10_000] };
+        let mut writer = Writer::create(&folder.path().join("out"), &[], &[tensor], &BTreeMap::new()).expect("a new file");
+        let writes = || {
+            let io = std::fs::read_to_string("/proc/thread-self/io").expect("counts of this thread");
+            let count = io.lines().find_map(|line| line.strip_prefix("syscw: ")).expect("that of writes");
+            count.parse::<u64>().expect("a number")
+        };
+        let before = writes();
+        writer.write_runs("w", Runs { offset: 0, bytes: 1, stride: 1 }, &[7; 10_000]).expect("room");
+        assert_eq!(writes() - before, 1);
+        writer.complete().and_then(Completed::publish).expect("it is complete");
     }
 }

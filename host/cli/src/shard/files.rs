@@ -106,6 +106,7 @@ impl TensorSink for ShardFiles {
     }
 
     fn write_runs(&mut self, tensor: &str, runs: Runs, data: &[u8]) -> Result<(), WriteError> {
+        let runs = runs.joined(data.len() as u64);
         let mut offset = runs.offset;
         for run in data.chunks(runs.bytes.max(1) as usize) {
             self.put(tensor, offset, run)?;
