@@ -179,9 +179,9 @@ impl Matrix<'_> {
     /// # Errors
     /// If the input cannot be read or the device fails.
     pub fn compact_scales(&self, checkpoint: &Checkpoint, device: &mut RuntimeDevice) -> Result<Vec<u8>, JobError> {
-        let scales = checkpoint.window(self.scales, 0..self.scales.bytes())?;
+        let scales = checkpoint.whole(self.scales)?;
         if !self.side.interleave {
-            return Ok(scales.to_vec());
+            return Ok(scales);
         }
         let failed = |error| JobError::Device { tensor: self.output.name.clone(), error };
         device.compact(&self.side, &scales).map_err(failed)

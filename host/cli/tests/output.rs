@@ -176,11 +176,19 @@ fn a_failing_device_leaves_nothing() {
     }
 }
 
+/// Whether it grows, or is cut as by a program that saves another checkpoint under its name.
 #[test]
 fn an_input_that_changes_is_noticed() {
+    let more = |mut file: std::fs::File| file.write_all(b"more").expect("writable");
+    let cut = |file: std::fs::File| file.set_len(100).expect("writable");
+    changed(more);
+    changed(cut);
+}
+
+fn changed(change: fn(std::fs::File)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let input = small_checkpoint(folder.path());
-    struct Meddler(std::path::PathBuf);
+    struct Meddler(std::path::PathBuf, fn(std::fs::File));
     impl QuantizeDevice for Meddler {
         fn name(&self) -> String {
             "meddler".into()
@@ -189,8 +197,7 @@ fn an_input_that_changes_is_noticed() {
             common::Scalar.amax(recipe, shape, input)
         }
         fn quantize(&mut self, recipe: &Recipe, piece: &Piece, input: Elements<'_>) -> Result<Quantized, DeviceError> {
-            let mut file = std::fs::OpenOptions::new().append(true).open(&self.0).expect("it is there");
-            file.write_all(b"more").expect("writable");
+            (self.1)(std::fs::OpenOptions::new().append(true).open(&self.0).expect("it is there"));
             common::Scalar.quantize(recipe, piece, input)
         }
         fn interleave(&mut self, side: &Side, compact: &[u8]) -> Result<Vec<u8>, DeviceError> {
@@ -198,7 +205,7 @@ fn an_input_that_changes_is_noticed() {
         }
     }
     let outcome =
-        quantize::run(&input, &folder.path().join("out"), Recipe::default(), &mut Meddler(input.clone()), &mut Progress::hidden());
+        quantize::run(&input, &folder.path().join("out"), Recipe::default(), &mut Meddler(input.clone(), change), &mut Progress::hidden());
     let text = outcome.expect_err("a refusal").to_string();
     assert!(text.contains("changed while it was being read"), "{text}");
     assert_eq!(names(folder.path()), ["small.safetensors"]);

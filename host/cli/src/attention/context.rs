@@ -87,8 +87,7 @@ where
 {
     let stream = &seat.stream;
     let tensor = |side, tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> {
-        let window = if tensor.bytes() == 0 { None } else { Some(input.window(tensor, 0..tensor.bytes())?) };
-        let part = parts.take(side, seat.rank(), window.as_deref().unwrap_or_default(), row_bytes::<H>(tensor));
+        let part = parts.take(side, seat.rank(), input, tensor, row_bytes::<H>(tensor))?;
         Ok(Buffer::from_slice(stream, &numbers_of::<H>(&part))?)
     };
     let inputs = [tensor(Side::Queries, &plan.q)?, tensor(Side::Keys, &plan.k)?, tensor(Side::Keys, &plan.v)?];

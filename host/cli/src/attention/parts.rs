@@ -10,6 +10,7 @@ use oxtile::{
 };
 
 use super::{Plan, PlanError};
+use crate::safetensors::{Checkpoint, ReadError, Tensor};
 
 /// A sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,12 +125,16 @@ impl Parts {
     }
 
     /// A rank's rows of a tensor of rows of so many bytes. Padding is zero.
-    pub fn take(&self, side: Side, rank: Rank, file: &[u8], row: u64) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn take(&self, side: Side, rank: Rank, file: &Checkpoint, tensor: &Tensor, row: u64) -> Result<Vec<u8>, ReadError> {
         let mut part = vec![0; (self.rows(side) * row) as usize];
-        for run in self.runs(side, rank) {
-            part[bytes(run.of_rank, run.rows, row)].copy_from_slice(&file[bytes(run.of_file, run.rows, row)]);
+        for run in self.runs(side, rank).into_iter().filter(|run| run.rows * row > 0) {
+            let window = file.window(tensor, run.of_file * row..(run.of_file + run.rows) * row)?;
+            part[bytes(run.of_rank, run.rows, row)].copy_from_slice(&window);
         }
-        part
+        Ok(part)
     }
 
     /// Puts a rank's rows where they are in the file: the other way.

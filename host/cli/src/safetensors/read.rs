@@ -1,21 +1,20 @@
-//! Reading: the header at once, the data through maps of one window at a time.
+//! Reading: the header at once, the data one window at a time.
 
 use std::{
     collections::BTreeMap,
     fs::{File, FileType, Metadata},
-    io::Read,
+    io::{self, Read},
     ops::{Deref, Range},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
-
-use memmap2::{Mmap, MmapOptions};
 
 use super::{Fault, Header, MAX_HEADER_BYTES, ReadError, Tensor};
 
 /// An open safetensors file whose header has been checked in full.
 ///
-/// Its data is mapped window by window, so that neither resident memory nor address space grows with the file.
+/// Its data is read window by window, so that memory does not grow with the file. A file that is cut meanwhile is an error, where a map of it
+/// would end the process.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -82,10 +81,10 @@ impl Checkpoint {
         &self.header.metadata
     }
 
-    /// Maps a part of a tensor's data; `range` is in bytes from the tensor's first, and not empty.
+    /// Reads a part of a tensor's data; `range` is in bytes from the tensor's first, and not empty.
     ///
     /// # Errors
-    /// If the system refuses the map, or the file has shrunk since it was opened.
+    /// If the system refuses, or the file has changed since it was opened.
     ///
     /// # Panics
     /// If `range` is empty or reaches beyond the tensor.
@@ -93,16 +92,29 @@ impl Checkpoint {
         assert!(range.start < range.end && range.end <= tensor.bytes(), "a window lies inside its tensor");
         let fault = |fault| ReadError { file: self.path.clone(), fault };
         self.verify_unchanged()?;
-        let bytes = usize::try_from(range.end - range.start).expect("a tensor of a mapped file fits the address space");
-        let offset = self.data_start + tensor.range.start + range.start;
-        // SAFETY: the map is read-only and lies inside the file (`Header::parse` held the range against the length, and
-        // `verify_unchanged` has just seen that length). That the file does not shrink while the window lives is the
-        // user's part, as for every mapped input; a change is noticed by `verify_unchanged` and reported.
-        let map = unsafe { MmapOptions::new().offset(offset).len(bytes).map(&self.file) };
-        Ok(Window(map.map_err(|error| fault(Fault::Io { action: "map", error }))?))
+        let refused = |error| fault(Fault::Io { action: "read", error });
+        // Before it is allocated: a file with holes may be larger than any memory.
+        let bytes = usize::try_from(range.end - range.start).map_err(|_| refused(io::ErrorKind::OutOfMemory.into()))?;
+        let mut window = Vec::new();
+        window.try_reserve_exact(bytes).map_err(|_| refused(io::ErrorKind::OutOfMemory.into()))?;
+        window.resize(bytes, 0);
+        let read = self.file.read_exact_at(&mut window, self.data_start + tensor.range.start + range.start);
+        match read {
+            Ok(()) => Ok(Window(window)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(fault(Fault::Changed)),
+            Err(error) => Err(refused(error)),
+        }
     }
 
-    /// Maps a tensor's data in pieces of at most `bytes` bytes, in order; nothing for an empty tensor.
+    /// The whole of a tensor's data.
+    ///
+    /// # Errors
+    /// As [`window`](Self::window).
+    pub fn whole(&self, tensor: &Tensor) -> Result<Vec<u8>, ReadError> {
+        if tensor.bytes() == 0 { Ok(Vec::new()) } else { Ok(self.window(tensor, 0..tensor.bytes())?.0) }
+    }
+
+    /// Reads a tensor's data in pieces of at most `bytes` bytes, in order; nothing for an empty tensor.
     pub fn windows(&self, tensor: &Tensor, bytes: u64) -> impl Iterator<Item = Result<Window, ReadError>> {
         let starts = (0..tensor.bytes()).step_by(usize::try_from(bytes).expect("a window fits the address space"));
         starts.map(move |start| self.window(tensor, start..(start + bytes).min(tensor.bytes())))
@@ -119,9 +131,9 @@ impl Checkpoint {
     }
 }
 
-/// A mapped part of a tensor's data.
+/// A part of a tensor's data.
 #[derive(Debug)]
-pub struct Window(Mmap);
+pub struct Window(Vec<u8>);
 
 impl Deref for Window {
     type Target = [u8];
@@ -162,5 +174,28 @@ pub(crate) fn kind_if_not_file(kind: FileType) -> Option<&'static str> {
         kind if kind.is_fifo() => Some("pipe"),
         kind if kind.is_socket() => Some("socket"),
         _ => Some("device"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_cut_is_an_error() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("in");
+        let json = br#"{"w":{"dtype":"U8","shape":[65536],"data_offsets":[0,65536]}}"#;
+        std::fs::write(&path, [&(json.len() as u64).to_le_bytes()[..], json, &[7; 65536]].concat()).expect("a writable folder");
+        let checkpoint = Checkpoint::open(&path).expect("a valid file");
+        let [tensor] = checkpoint.tensors() else { panic!("one tensor") };
+        let window = checkpoint.window(tensor, 0..65536).expect("it is whole");
+        File::options().write(true).open(&path).and_then(|file| file.set_len(4096)).expect("it is cut");
+        assert!(window.iter().all(|&byte| byte == 7), "what was read stays");
+        for result in
+            [checkpoint.window(tensor, 60000..65536).map(|_| ()), checkpoint.whole(tensor).map(|_| ()), checkpoint.verify_unchanged()]
+        {
+            assert!(matches!(result, Err(ReadError { fault: Fault::Changed, .. })), "{result:?}");
+        }
     }
 }
