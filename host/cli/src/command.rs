@@ -44,7 +44,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             }
             print_report(out, &inspection, request.json)
         }
-        Request::Attention(request) => match attention::run(&request)? {
+        Request::Attention(request) => match attention::run(&request, &mut Progress::on_terminal())? {
             Some((report, output)) => deliver(out, &report, request.json, [output]),
             None => Ok(()),
         },

@@ -176,8 +176,8 @@ fn what_makes_no_sense_is_refused() {
     refused(vec![("q", "F32", vec![1, 1, 1, 8], vec![0; 32]), k.clone(), v.clone()], &[], &["`q` is F32", "BF16 or F16"]);
     refused(vec![q.clone(), k.clone(), v.clone(), array("cu_seqlens_q", &[0, 4])], &[], &["cu_seqlens_q", "leave it out"]);
     let wrong = [zeros("q", &[1, 4, 3, 64]), zeros("k", &[1, 5, 2, 64]), zeros("v", &[1, 5, 2, 64])].to_vec();
-    refused(wrong, &[], &["key_heads is 2", "divisor of heads", "3"]);
-    refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["scale is -1", "from 1e-20 to 1e8"]);
+    refused(wrong, &[], &["in.safetensors: tensor `k`: key_heads is 2", "divisor of heads", "3"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["--scale \"-1\" is not a number from 1e-20 to 1e8"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "4"], &["--window", "L,R"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "0,1073741824"], &["--window", "up to 1073741823, -1 for no bound"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--backward"], &["no tensor `dout`", "--backward"]);
@@ -195,4 +195,41 @@ fn what_makes_no_sense_is_refused() {
     refused(offsets("cu_seqlens_q_padded", &[0, 2, 9]), &[], &["cu_seqlens_q_padded", "element 2, is 9", "at most 4"]);
     refused(offsets("cu_seqlens_q_padded", &[2, 1, 4]), &[], &["cu_seqlens_q_padded", "element 0, is 2", "outside 1 to 2"]);
     refused(offsets("cu_seqlens_kv_padded", &[0, 1, 4]), &["--backward"], &["cu_seqlens_kv_padded", "outside 0 to 1"]);
+}
+
+/// Dimensions that only an empty tensor can have are refused, not allocated.
+#[test]
+fn huge_empty_tensors_are_refused_at_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let zeros = |name, shape: &[usize]| (name, "BF16", shape.to_vec(), vec![0; 2 * shape.iter().product::<usize>()]);
+    let empty = |name, shape: &[usize]| (name, "BF16", shape.to_vec(), Vec::new());
+    let sums = |name| (name, "I32", vec![2], integers(&[0, 4]));
+    let cases = [
+        (
+            vec![empty("q", &[1, 1 << 40, 8, 0]), empty("k", &[1, 4, 8, 0]), zeros("v", &[1, 4, 8, 8])],
+            "tensor `q`: queries is 1099511627776: at most 1073741823",
+        ),
+        (
+            vec![empty("q", &[1 << 30, 1 << 30, 4, 0]), empty("k", &[1 << 30, 1, 4, 0]), empty("v", &[1 << 30, 1, 4, 0])],
+            "tensor `q`: batches is 1073741824",
+        ),
+        (vec![empty("q", &[1, 1 << 30, 1, 0]), empty("k", &[1, 4, 1, 0]), zeros("v", &[1, 4, 1, 8])], "tensor `q`: queries is 1073741824"),
+        (
+            vec![empty("q", &[1 << 30, 1, 0]), empty("k", &[4, 1, 0]), zeros("v", &[4, 1, 8]), sums("cu_seqlens_q"), sums("cu_seqlens_kv")],
+            "tensor `q`: queries is 1073741824",
+        ),
+        (
+            vec![empty("q", &[1, 1 << 29, 1, 0]), empty("k", &[1, 4, 1, 0]), zeros("v", &[1, 4, 1, 8])],
+            "tensor `q`: head_size is 0: a multiple of 8",
+        ),
+    ];
+    for (tensors, expected) in cases {
+        write(&folder.path().join("in.safetensors"), &tensors);
+        // In 2 GB of address space, and in seconds of this process.
+        let script = "ulimit -v 2000000; exec timeout 20 \"$0\" attention -i in.safetensors -o out --device emulated";
+        let done = std::process::Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_oxtile")]).current_dir(folder.path()).output();
+        let done = done.expect("a shell");
+        assert!(done.status.code() == Some(1) && stderr(&done).contains(expected), "{expected}: {} {}", done.status, stderr(&done));
+        assert_eq!(names(folder.path()), ["in.safetensors"]);
+    }
 }

@@ -68,7 +68,9 @@ pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
                     })?;
                 }
                 "backward" => backward = true,
-                "scale" => scale = Some(words.number("--scale", "a finite number", |scale: &f32| scale.is_finite())?),
+                "scale" => {
+                    scale = Some(words.number("--scale", "a number from 1e-20 to 1e8", |scale: &f32| (1e-20..=1e8).contains(scale))?)
+                }
                 "context-parallel" => {
                     let text = words.text()?;
                     context_parallel =

@@ -174,7 +174,10 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));
     let nameless = parse(["quantize", "-i", "a", "-o", ""]).expect_err("a refusal").to_string();
     assert!(nameless.contains("--output \"\" names no file"), "{nameless}");
-    assert!(refusal("attention -i a -o b --scale inf").contains("--scale \"inf\" is not a finite number"));
+    for scale in ["inf", "-1", "0", "NaN", "1e-21", "1e9"] {
+        let said = refusal(&format!("attention -i a -o b --scale {scale}"));
+        assert!(said.contains(&format!("--scale {scale:?} is not a number from 1e-20 to 1e8")), "{said}");
+    }
 }
 
 #[test]

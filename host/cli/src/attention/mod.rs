@@ -38,6 +38,7 @@ use seat::{Link, Needs, Seat};
 use crate::{
     Error, arguments,
     output::Completed,
+    progress::Progress,
     safetensors::{Checkpoint, Dtype, ReadError, Tensor, WriteError, Writer},
 };
 
@@ -110,7 +111,7 @@ pub type Done = (Report, Completed);
 ///
 /// # Errors
 /// [`JobError`]; [`Error::Device`] if the device asked for is not there.
-pub fn run(request: &arguments::Attention) -> Result<Option<Done>, Error> {
+pub fn run(request: &arguments::Attention, progress: &mut Progress) -> Result<Option<Done>, Error> {
     if let Some(schedule) = request.context_parallel {
         return Ok(run_ranks(request, schedule)?);
     }
@@ -126,8 +127,8 @@ pub fn run(request: &arguments::Attention) -> Result<Option<Done>, Error> {
     let stream = device.stream().map_err(failed)?;
     let job = Job::open(request)?;
     let (kernels, tensors) = match job.plan.q.dtype {
-        Dtype::F16 => attend::<f16>(&runtime, &stream, &job.input, &job.plan, &job.arrays)?,
-        _ => attend::<bf16>(&runtime, &stream, &job.input, &job.plan, &job.arrays)?,
+        Dtype::F16 => attend::<f16>(&runtime, &stream, &job, progress)?,
+        _ => attend::<bf16>(&runtime, &stream, &job, progress)?,
     };
     Ok(Some(job.finish(request, reason.unwrap_or(name), kernels, None, &tensors)?))
 }
@@ -249,12 +250,16 @@ macro_rules! numbers {
 }
 numbers! { bf16 f16 f32 u32 }
 
+/// Bytes that are read at a time; a multiple of every number's.
+const WINDOW_BYTES: u64 = 8 << 20;
+
 /// The whole of a tensor.
 fn read<N: Number>(input: &Checkpoint, tensor: &Tensor) -> Result<Vec<N>, ReadError> {
-    if tensor.bytes() == 0 {
-        return Ok(Vec::new());
+    let mut numbers = Vec::with_capacity(tensor.elements() as usize);
+    for window in input.windows(tensor, WINDOW_BYTES) {
+        numbers.extend(window?.chunks_exact(N::BYTES).map(N::from_bytes));
     }
-    Ok(numbers_of(&input.window(tensor, 0..tensor.bytes())?))
+    Ok(numbers)
 }
 
 fn numbers_of<N: Number>(bytes: &[u8]) -> Vec<N> {
@@ -269,17 +274,20 @@ fn bytes_of<N: Number>(numbers: &[N]) -> Vec<u8> {
 
 /// The kernels that were taken, and why; and the bytes of [`Plan::outputs`]. Rows that belong to no sequence are zeros, and -inf in the
 /// log-sum-exp.
-fn attend<H>(
-    runtime: &Runtime,
-    stream: &Stream,
-    input: &Checkpoint,
-    plan: &Plan,
-    arrays: &[Vec<u32>],
-) -> Result<(Vec<String>, Vec<Vec<u8>>), JobError>
+fn attend<H>(runtime: &Runtime, stream: &Stream, job: &Job, progress: &mut Progress) -> Result<(Vec<String>, Vec<Vec<u8>>), JobError>
 where
     H: Number + HostElement<Device: BackwardElement>,
 {
-    let upload = |tensor| -> Result<Buffer<H::Device>, JobError> { Ok(Buffer::from_slice(stream, &read::<H>(input, tensor)?)?) };
+    let Job { input, plan, arrays, .. } = job;
+    // What is read and what is written; the kernels come between them.
+    let read_bytes = [&plan.q, &plan.k, &plan.v].into_iter().chain(&plan.grad_out).map(Tensor::bytes).sum::<u64>();
+    progress.expect(read_bytes + plan.output_bytes());
+    let mut upload = |tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> {
+        progress.start(&tensor.name);
+        let buffer = Buffer::from_slice(stream, &read::<H>(input, tensor)?)?;
+        progress.advance(tensor.bytes());
+        Ok(buffer)
+    };
     let (q, k, v) = (upload(&plan.q)?, upload(&plan.k)?, upload(&plan.v)?);
     let arrays = arrays.iter().map(|array| Buffer::from_slice(stream, array)).collect::<Result<Vec<Buffer<u32>>, _>>()?;
     let sequences = match &*arrays {
@@ -307,19 +315,27 @@ where
             Some((backward, upload(grad_out)?))
         }
     };
+    progress.start("attention forward");
     attention.forward(stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
-    let download = |buffer: &Buffer<H::Device>| -> Result<Vec<u8>, JobError> { Ok(bytes_of::<H>(&buffer.to_vec_as(stream)?)) };
-    let mut tensors = vec![download(&out)?, bytes_of(&log_sum_exp.to_vec(stream)?)];
+    let download = |buffer: &Buffer<H::Device>, progress: &mut Progress| -> Result<Vec<u8>, JobError> {
+        let bytes = bytes_of::<H>(&buffer.to_vec_as(stream)?);
+        progress.advance(bytes.len() as u64);
+        Ok(bytes)
+    };
+    let mut tensors = vec![download(&out, progress)?, bytes_of(&log_sum_exp.to_vec(stream)?)];
+    progress.advance(tensors[1].len() as u64);
     if let Some((backward, grad_out)) = backward {
         let zeros = |length: u64| Buffer::<H::Device>::zeros(stream, length);
         let (mut dq, mut dk, mut dv) = (zeros(q.len())?, zeros(k.len())?, zeros(v.len())?);
         let inputs =
             BackwardInputs { forward: inputs(), out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
+        progress.start("attention backward");
         backward.backward(stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?;
         for gradient in [&dq, &dk, &dv] {
-            tensors.push(download(gradient)?);
+            tensors.push(download(gradient, progress)?);
         }
     }
+    progress.clear();
     Ok((kernels, tensors))
 }
 

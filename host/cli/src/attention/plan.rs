@@ -44,6 +44,14 @@ pub enum PlanError {
         /// What it may be.
         allowed: String,
     },
+    /// Sizes or options that attention does not take.
+    #[error("{at}: {why}")]
+    Config {
+        /// The tensor or the option.
+        at: &'static str,
+        /// The field of the configuration, and what it may be.
+        why: String,
+    },
     /// Lengths or offsets that make no sequences.
     #[error("tensor `{name}`, element {index}, is {value}: it must be {allowed}")]
     Sequence {
@@ -117,6 +125,7 @@ impl Plan {
             scale: request.scale,
             ..config(&q, &k, &v)?
         };
+        check(&config)?;
         let mut plan = Self { q, k, v, grad_out: None, arrays: Vec::new(), config };
         if request.backward {
             plan.grad_out = Some(plan.find_grad_out(find("dout"))?);
@@ -163,7 +172,7 @@ impl Plan {
             self.arrays.push(tensor);
         }
         self.config.batches = self.arrays[0].elements() - 1;
-        Ok(())
+        check(&self.config)
     }
 
     /// Checks that sequences lie inside the tensors, and that none lies where another is written.
@@ -199,6 +208,11 @@ impl Plan {
             specs.extend([("dq", &self.q), ("dk", &self.k), ("dv", &self.v)].map(|(name, of)| spec(name, of.dtype, of.shape.clone())));
         }
         specs
+    }
+
+    /// What is written, in bytes.
+    pub fn output_bytes(&self) -> u64 {
+        self.outputs().iter().map(|spec| spec.shape.iter().product::<u64>() * spec.dtype.bits() / 8).sum()
     }
 
     /// Shape of the result.
@@ -258,6 +272,27 @@ fn check_apart(name: &'static str, offsets: &[u32], lengths: impl Iterator<Item 
         }
     }
     Ok(())
+}
+
+/// Checks sizes and options before anything is allocated that they are the sizes of: an empty tensor may have any dimensions.
+fn check(config: &AttentionConfig) -> Result<(), PlanError> {
+    let oxtile::Error::Invalid { why, .. } = (match config.validate() {
+        Ok(()) => return Ok(()),
+        Err(error) => error,
+    }) else {
+        unreachable!("a configuration is valid or not")
+    };
+    // The error begins with the field.
+    let at = match why.split_once(' ').map_or("", |(field, _)| field) {
+        "batches" if config.layout == Layout::Packed => "tensor `cu_seqlens_q`",
+        "batches" | "queries" | "heads" | "head_size" => "tensor `q`",
+        "keys" | "key_heads" => "tensor `k`",
+        "value_size" => "tensor `v`",
+        "scale" => "--scale",
+        "window.left" | "window.right" => "--window",
+        _ => "q, k and v",
+    };
+    Err(PlanError::Config { at, why })
 }
 
 /// Layout and sizes.

@@ -1,6 +1,6 @@
 //! Ranks that are apart, as the processes of a launcher are: each has its own thread and drives itself alone, and rank 0 gets all parts by messages.
 
-use std::{collections::BTreeMap, path::Path, thread};
+use std::{collections::BTreeMap, io::Write, path::Path, thread};
 
 use half::bf16;
 use oxtile::{
@@ -30,7 +30,7 @@ fn write(path: &Path) {
 
 fn bytes(path: &Path) -> Vec<Vec<u8>> {
     let file = Checkpoint::open(path).expect("an output");
-    file.tensors().iter().map(|tensor| file.window(tensor, 0..tensor.bytes()).expect("it is mapped").to_vec()).collect()
+    file.tensors().iter().map(|tensor| file.window(tensor, 0..tensor.bytes()).expect("its bytes").to_vec()).collect()
 }
 
 #[test]
@@ -77,4 +77,31 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
         reports.swap_remove(0).expect("rank 0's").1.publish().expect("a name");
         assert!(bytes(&together) == bytes(&apart), "{schedule} on {world}");
     }
+}
+
+/// An input that changes while it is read leaves the output of before.
+#[test]
+fn an_input_that_changes_replaces_nothing() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    write(&input);
+    std::fs::write(&output, "precious").expect("a writable folder");
+    let request = Attention {
+        input: input.clone(),
+        output: output.clone(),
+        causal: None,
+        window: [None, None],
+        scale: None,
+        backward: false,
+        context_parallel: None,
+        ranks: None,
+        device: Device::Emulated,
+        json: false,
+    };
+    let job = Job::open(&request).expect("a valid file");
+    let tensors: Vec<Vec<u8>> = [192 * 2, 24 * 4].map(|bytes| vec![0; bytes]).into();
+    std::fs::OpenOptions::new().append(true).open(&input).and_then(|mut file| file.write_all(b"more")).expect("it is there");
+    let error = job.finish(&request, String::new(), Vec::new(), None, &tensors).expect_err("a refusal").to_string();
+    assert!(error.contains("changed while it was being read"), "{error}");
+    assert_eq!(std::fs::read(&output).expect("the file"), b"precious");
 }
