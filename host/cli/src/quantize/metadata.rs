@@ -16,7 +16,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Directions, Format, Recipe};
-use crate::safetensors::{Dtype, TensorSpec};
+use crate::{
+    safetensors::{Dtype, Object, TensorSpec},
+    text::printable,
+};
 
 /// Key that names the format; a file that has it is a quantized one.
 pub const FORMAT_KEY: &str = "oxtile.format";
@@ -41,9 +44,9 @@ pub enum MetadataError {
     /// Not written by `oxtile quantize`.
     #[error("its metadata has no `{FORMAT_KEY}`: name a file that `oxtile quantize` wrote")]
     NotQuantized,
-    /// The file of one rank.
-    #[error("it is the shard of rank {0}: put the shards together with `oxtile join` before")]
-    Shard(String),
+    /// The file of one rank, if that is a number.
+    #[error("it is the shard of {}: put the shards together with `oxtile join` before", .0.map_or("a rank".into(), |rank| format!("rank {rank}")))]
+    Shard(Option<u32>),
     /// Another version of the layout.
     #[error("its metadata says {VERSION_KEY} = {0:?}, and this program reads {VERSION:?}: quantize the checkpoint again with this version")]
     Version(String),
@@ -96,7 +99,7 @@ pub fn write<'a>(recipe: &Recipe, tensors: impl Iterator<Item = (&'a str, Dtype,
 pub fn read(metadata: &BTreeMap<String, String>) -> Result<(Recipe, Vec<TensorSpec>), MetadataError> {
     let get = |key: &'static str| metadata.get(key).ok_or(MetadataError::Missing(key));
     if let Some(rank) = metadata.get(SHARD_KEY) {
-        return Err(MetadataError::Shard(rank.clone()));
+        return Err(MetadataError::Shard(rank.parse().ok()));
     }
     if !metadata.contains_key(FORMAT_KEY) {
         return Err(MetadataError::NotQuantized);
@@ -115,8 +118,9 @@ pub fn read(metadata: &BTreeMap<String, String>) -> Result<(Recipe, Vec<TensorSp
         seed: None,
     };
     recipe.check().map_err(MetadataError::Tensors)?;
-    let tensors: BTreeMap<String, Original> =
-        serde_json::from_str(get(TENSORS_KEY)?).map_err(|error| MetadataError::Tensors(error.to_string()))?;
+    let Object::<Original>(mut tensors) =
+        serde_json::from_str(get(TENSORS_KEY)?).map_err(|error| MetadataError::Tensors(printable(&error.to_string()).into()))?;
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
     let specs = tensors.into_iter().map(|(name, Original { dtype, shape })| match Dtype::from_name(&dtype) {
         Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::Bf16)) => Ok(TensorSpec { name, dtype, shape }),
         _ => Err(MetadataError::Tensors(format!("{name:?} is said to have been {dtype:?}, none of F32, F16 and BF16"))),
@@ -167,7 +171,12 @@ mod tests {
         assert!(refusal(DIRECTION_KEY, Some("up")).contains("none of: row, column, both"));
         assert!(refusal(LAYOUT_KEY, None).contains("no `oxtile.layout`"));
         assert!(refusal(HADAMARD_KEY, Some("true")).contains("--hadamard goes with --format nvfp4"));
+        assert!(refusal(SHARD_KEY, Some("\u{1b}[2J")).contains("is the shard of a rank: put"));
         assert!(refusal(TENSORS_KEY, Some("[")).contains("oxtile.tensors"));
+        let twice = r#"{"w":{"dtype":"F32","shape":[1]},"w":{"dtype":"F32","shape":[2]}}"#;
+        assert!(refusal(TENSORS_KEY, Some(twice)).contains("key \"w\" stands there twice"));
+        let escape = refusal(TENSORS_KEY, Some(r#"{"w":{"dtype":"F32","shape":[1],"\u001b[2J":1}}"#));
+        assert!(escape.contains("unknown field `\\u{1b}[2J`"), "{escape}");
         assert!(refusal(TENSORS_KEY, Some(r#"{"w":{"dtype":"I8","shape":[1]}}"#)).contains("\"I8\", none of F32"));
         assert!(refusal(TENSORS_KEY, Some(r#"{"w":{"dtype":"F32","shape":[-1]}}"#)).contains("-1"));
     }

@@ -1,14 +1,11 @@
 //! The JSON header, parsed with every rule of the format checked.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    ops::Range,
-};
+use std::{collections::BTreeMap, ops::Range};
 
-use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{Dtype, Fault, Field, METADATA_KEY};
+use super::{Dtype, Fault, Field, METADATA_KEY, object::Object};
+use crate::text::printable;
 
 /// The longest header the format allows, in bytes.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -60,7 +57,7 @@ impl Header {
             Some(&byte) => return Err(Fault::HeaderStart(byte)),
         }
         let text = std::str::from_utf8(header).map_err(|error| Fault::HeaderUtf8(error.valid_up_to()))?;
-        let entries = serde_json::from_str::<Object<'_>>(text).map_err(|error| Fault::HeaderJson(error.to_string()))?;
+        let entries = serde_json::from_str::<Object<&RawValue>>(text).map_err(|error| Fault::HeaderJson(error.to_string()))?;
 
         let mut metadata = BTreeMap::new();
         let mut tensors = Vec::with_capacity(entries.0.len());
@@ -77,36 +74,8 @@ impl Header {
     }
 }
 
-/// The members of a JSON object in file order, values unparsed, no key twice.
-struct Object<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> serde::Deserialize<'de> for Object<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = Object<'de>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut members, mut seen) = (Vec::new(), HashSet::new());
-                while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
-                    if !seen.insert(key.clone()) {
-                        return Err(A::Error::custom(format_args!("key {key:?} stands there twice")));
-                    }
-                    members.push((key, value));
-                }
-                Ok(Object(members))
-            }
-        }
-        deserializer.deserialize_map(Members)
-    }
-}
-
 fn parse_metadata(value: &RawValue) -> Result<BTreeMap<String, String>, Fault> {
-    let members = parse_value::<Object<'_>>(value).map_err(Fault::Metadata)?;
+    let members = parse_value::<Object<&RawValue>>(value).map_err(Fault::Metadata)?;
     let parse = |(key, value): (String, &RawValue)| match parse_value::<String>(value) {
         Ok(text) => Ok((key, text)),
         Err(reason) => Err(Fault::Metadata(format!("value of {key:?}: {reason}"))),
@@ -116,7 +85,7 @@ fn parse_metadata(value: &RawValue) -> Result<BTreeMap<String, String>, Fault> {
 
 fn parse_tensor(name: String, value: &RawValue) -> Result<Tensor, Fault> {
     let fault = |field, reason| Fault::Tensor { name: name.clone(), field, reason };
-    let members = parse_value::<Object<'_>>(value).map_err(|reason| fault(Field::Entry, reason))?;
+    let members = parse_value::<Object<&RawValue>>(value).map_err(|reason| fault(Field::Entry, reason))?;
     let (mut dtype, mut shape, mut offsets) = (None, None, None);
     for (key, value) in members.0 {
         match key.as_str() {
@@ -126,7 +95,8 @@ fn parse_tensor(name: String, value: &RawValue) -> Result<Tensor, Fault> {
                 let pair = parse_value::<[u64; 2]>(value).map_err(|reason| fault(Field::DataOffsets, reason))?;
                 offsets = Some(pair);
             }
-            _ => return Err(fault(Field::Entry, format!("unknown key {key:?}"))),
+            // The format does not forbid others.
+            _ => {}
         }
     }
     let missing = |field| fault(field, "is missing".into());
@@ -172,13 +142,14 @@ fn check_coverage(tensors: &[Tensor], data_bytes: u64) -> Result<(), Fault> {
     let mut covered = 0;
     let mut before = "the start of the data";
     for tensor in tensors {
+        let before_it = printable(before);
         let fault = |reason| Err(Fault::Tensor { name: tensor.name.clone(), field: Field::DataOffsets, reason });
         let Range { start, end } = tensor.range;
         if start < covered {
-            return fault(format!("begin at {start}, inside `{before}`, which ends at {covered}"));
+            return fault(format!("begin at {start}, inside `{before_it}`, which ends at {covered}"));
         }
         if start > covered {
-            return fault(format!("begin at {start}, {} bytes after the end of `{before}` at {covered}", start - covered));
+            return fault(format!("begin at {start}, {} bytes after the end of `{before_it}` at {covered}", start - covered));
         }
         if end > data_bytes {
             let reason = format!("end at {end}, but the file holds {data_bytes} data bytes; it is cut short: fetch it again");

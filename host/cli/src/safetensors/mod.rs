@@ -1,4 +1,4 @@
-//! The safetensors container: a strict reader over memory maps and a streaming writer.
+//! The safetensors container: a strict reader and a streaming writer, both by pieces.
 //!
 //! A file is an 8-byte little-endian header length, that many bytes of JSON, and the tensors' bytes.
 //! The JSON maps each tensor's name to its dtype, shape and `[begin, end)` in the data section, and may hold one
@@ -9,18 +9,21 @@
 //! |---|---|
 //! | `header` | the JSON header, with every rule of the format checked |
 //! | `dtype` | element types by their names |
-//! | `read`, `write` | files, read by windows of a memory map and written piece by piece |
+//! | `read`, `write` | files, read by windows and written piece by piece |
+//! | `object` | JSON objects in which no key stands twice |
 //! | `error` | what can be wrong with a file, and where |
 
 mod dtype;
 mod error;
 mod header;
+mod object;
 mod read;
 mod write;
 
 pub use dtype::Dtype;
 pub use error::{Fault, Field, ReadError, WriteError};
 pub use header::{Header, MAX_HEADER_BYTES, Tensor};
+pub(crate) use object::Object;
 pub(crate) use read::kind_if_not_file;
 pub use read::{Checkpoint, Window};
 pub use write::{Runs, TensorSink, TensorSpec, Writer};

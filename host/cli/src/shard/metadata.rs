@@ -16,7 +16,11 @@ use oxtile::comm::WorldSize;
 use serde::{Deserialize, Serialize};
 
 use super::{By, ShardFormat};
-use crate::quantize::{Directions, metadata::SHARD_KEY};
+use crate::{
+    quantize::{Directions, metadata::SHARD_KEY},
+    safetensors::Object,
+    text::printable,
+};
 
 /// Counts the incompatible changes of what a shard's file looks like.
 pub const VERSION: &str = "1";
@@ -131,7 +135,7 @@ impl Stated {
             let choices = Directions::ALL.map(|directions| (directions.name(), directions));
             choice(DIRECTION_KEY, get(DIRECTION_KEY)?, &choices)
         });
-        let tensors: BTreeMap<String, JsonPart> = json(TENSORS_KEY, get(TENSORS_KEY)?)?;
+        let tensors: Vec<(String, JsonPart)> = json(TENSORS_KEY, get(TENSORS_KEY)?)?;
         let part = |(name, JsonPart { shape, by, first }): (String, JsonPart)| {
             Ok((name, Part { shape, by: choice(TENSORS_KEY, &by, &By::CHOICES)?, first }))
         };
@@ -142,7 +146,7 @@ impl Stated {
             directions: directions.transpose()?,
             model: get(MODEL_KEY)?.clone(),
             tensors: tensors.into_iter().map(part).collect::<Result<_, _>>()?,
-            joined: json(JOINED_KEY, get(JOINED_KEY)?)?,
+            joined: json(JOINED_KEY, get(JOINED_KEY)?)?.into_iter().collect(),
         })
     }
 
@@ -157,8 +161,9 @@ fn damaged(key: &'static str, reason: impl Into<String>) -> StatedError {
     StatedError::Damaged { key, reason: reason.into() }
 }
 
-fn json<'a, T: Deserialize<'a>>(key: &'static str, text: &'a str) -> Result<T, StatedError> {
-    serde_json::from_str(text).map_err(|error| damaged(key, error.to_string()))
+/// The members of an object.
+fn json<'a, T: Deserialize<'a>>(key: &'static str, text: &'a str) -> Result<Vec<(String, T)>, StatedError> {
+    serde_json::from_str(text).map(|Object(members)| members).map_err(|error| damaged(key, printable(&error.to_string())))
 }
 
 fn choice<T: Copy>(key: &'static str, found: &str, choices: &[(&str, T)]) -> Result<T, StatedError> {
@@ -216,6 +221,11 @@ mod tests {
         assert!(refusal(FORMAT_KEY, Some("int4")).contains("none of: keep, bf16, fp8, mxfp8, nvfp4, nvfp4-squares"));
         assert!(refusal(DIRECTION_KEY, Some("up")).contains("none of: row, column, both"));
         assert!(refusal(TENSORS_KEY, Some(r#"{"w":{"shape":[1],"by":"rank","first":0}}"#)).contains("none of: none, rows, columns"));
+        let part = r#""w":{"shape":[1],"by":"rows","first":0"#;
+        assert!(refusal(TENSORS_KEY, Some(&format!("{{{part}}},{part}}}}}"))).contains("key \"w\" stands there twice"));
+        let escape = refusal(TENSORS_KEY, Some(&format!("{{{part},\"\\u001b[2J\":1}}}}")));
+        assert!(escape.contains("unknown field `\\u{1b}[2J`"), "{escape}");
+        assert!(refusal(JOINED_KEY, Some(r#"{"k":"a","k":"b"}"#)).contains("key \"k\" stands there twice"));
         assert!(refusal(TENSORS_KEY, Some("[")).contains("oxtile.shard.tensors"));
         assert!(refusal(JOINED_KEY, None).contains("`oxtile.shard.joined` is not what it should be (it is missing): the file is damaged"));
     }
