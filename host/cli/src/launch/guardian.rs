@@ -16,7 +16,7 @@ use std::{
 
 use oxtile::comm::bootstrap::JobId;
 
-use super::subreaper::{has_mark, mark_of, processes};
+use super::subreaper::{has_mark, is_mark, mark_of, processes};
 
 /// What makes this program a guardian: its only argument.
 const ARGUMENT: &str = "--guardian-of-a-launch";
@@ -67,7 +67,8 @@ pub fn is_done(mut arguments: impl Iterator<Item = OsString>) -> bool {
     }
     let (mut input, mut mark) = (BufReader::new(io::stdin()), Vec::new());
     // A launcher that was killed before it had named the job had started no rank.
-    if input.read_until(b'\n', &mut mark).is_ok() && mark.pop() == Some(b'\n') && !mark.is_empty() {
+    // Any other line would be the mark of processes that are none of a job's.
+    if input.read_until(b'\n', &mut mark).is_ok() && mark.pop() == Some(b'\n') && is_mark(&mark) {
         let _ = input.read_to_end(&mut Vec::new());
         kill_all(&mark);
     }

@@ -85,6 +85,12 @@ pub fn mark_of(job: &JobId) -> Vec<u8> {
     format!("OXTILE_JOB_ID={}", job.as_str()).into_bytes()
 }
 
+/// Whether it is the mark of a job that a launcher named: a random name, of 32 hexadecimal digits.
+pub fn is_mark(mark: &[u8]) -> bool {
+    let digits = mark.strip_prefix(b"OXTILE_JOB_ID=");
+    digits.is_some_and(|digits| digits.len() == 32 && digits.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+}
+
 /// Whether the environment that a process was started with holds the mark. That of another user's process cannot be read.
 pub fn has_mark(process: u32, mark: &[u8]) -> bool {
     fs::read(format!("/proc/{process}/environ")).is_ok_and(|all| all.split(|&byte| byte == 0).any(|one| one == mark))

@@ -1,7 +1,7 @@
 //! What ranks started and left behind, and what is none of theirs.
 
 use std::{
-    io::Read,
+    io::{Read, Write},
     process::{Command, Stdio},
     ptr,
     time::Instant,
@@ -136,4 +136,35 @@ fn children_from_before_the_launch_are_left_alone() {
     std::fs::remove_file(theirs.path().with_extension("go")).expect("it is there");
     assert!(status.success(), "{status}");
     assert_eq!((theirs_alive.len(), ours_alive), (2, Vec::<String>::new()));
+}
+
+/// A guardian kills the processes of a job by the job's random name, and by no other entry of an environment.
+#[test]
+fn a_guardian_takes_the_name_of_a_job_alone() {
+    // All values are of this process's own, so that a guardian that is wrong kills only its children.
+    let own = format!("{:032x}", u128::from(std::process::id()) << 64 | 0x5eed);
+    let entries = [
+        (format!("UNIQ={own}"), false),
+        (format!("HOME={own}"), false),
+        (format!("OXTILE_JOB_ID={}", &own[1..]), false),
+        (format!("OXTILE_JOB_ID={own}0"), false),
+        (format!("OXTILE_JOB_ID={}Z", &own[1..]), false),
+        (format!("OXTILE_JOB_ID={own}"), true),
+    ];
+    for (entry, ends) in entries {
+        let (name, value) = entry.split_once('=').expect("both");
+        let mut marked =
+            Command::new("sleep").arg("1000").env_clear().env("PATH", "/usr/bin:/bin").env(name, value).spawn().expect("sleep");
+        let mut guardian = oxtile().arg("--guardian-of-a-launch").env_clear().stdin(Stdio::piped()).spawn().expect("the binary runs");
+        let mut pipe = guardian.stdin.take().expect("piped");
+        pipe.write_all(format!("{entry}\n").as_bytes()).expect("a reader");
+        drop(pipe);
+        assert!(guardian.wait().expect("it ends").success());
+        if ends {
+            wait_until("it is killed", || marked.try_wait().expect("a child").is_some());
+        } else {
+            assert!(marked.try_wait().expect("a child").is_none(), "{entry}");
+            marked.kill().and_then(|()| marked.wait()).expect("a child");
+        }
+    }
 }
