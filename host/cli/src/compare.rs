@@ -1,5 +1,7 @@
 //! `oxtile compare`: how far the tensors of two files are apart.
 
+mod sums;
+
 use std::{
     collections::{HashMap, HashSet},
     fmt,
@@ -7,16 +9,21 @@ use std::{
 };
 
 use serde::Serialize;
+use sums::Sums;
 
 use crate::{
     inspect::Statistics,
     progress::Progress,
     safetensors::{Checkpoint, ReadError, Tensor},
-    text::{Align, Table, count, printable, shape, value},
+    text::{Align, Table, count, printable, shape, shortened, value},
 };
 
-/// Elements of a tensor that are looked at at a time; even, for the types of half a byte.
+/// Elements of a tensor that are looked at at a time; a multiple of 4, for the types of 4 and 6 bits.
 const WINDOW_ELEMENTS: u64 = 1 << 20;
+
+/// Names that are listed at most of tensors that one file alone has, and their longest.
+const MOST_NAMES: usize = 100;
+const LONGEST_NAME: usize = 120;
 
 /// Two files, tensor by tensor. Serialized, it is the document that `--json` prints; `schema` counts its incompatible changes.
 #[derive(Debug, Serialize)]
@@ -52,16 +59,6 @@ struct Difference {
     snr_db: f64,
     cosine: f64,
     /// Elements that are NaN or infinite in one of the two and not the same in both.
-    special: u64,
-}
-
-/// Sums over pairs of elements.
-#[derive(Default)]
-struct Sums {
-    max_error: f64,
-    noise: f64,
-    squares: [f64; 2],
-    product: f64,
     special: u64,
 }
 
@@ -147,64 +144,64 @@ impl Comparison {
 
 impl Pair {
     fn of(files: [&Checkpoint; 2], (left, right): (&Tensor, &Tensor), progress: &mut Progress) -> Result<Self, ReadError> {
-        let comparable = left.shape == right.shape && Statistics::covers(left.dtype) && Statistics::covers(right.dtype);
-        let mut sums = Sums::default();
-        let mut element = 0;
-        while comparable && element < left.elements() {
-            let end = (element + WINDOW_ELEMENTS).min(left.elements());
-            let mut values = [Vec::new(), Vec::new()];
-            for (side, tensor) in [left, right].into_iter().enumerate() {
-                let at = |element: u64| element * tensor.dtype.bits() / 8;
-                let window = files[side].window(tensor, at(element)..at(end))?;
-                Statistics::visit(tensor.dtype, &window, |value| values[side].push(value));
-            }
-            values[0].iter().zip(&values[1]).for_each(|(&a, &b)| sums.add(a, b));
-            progress.advance((end - element) * left.dtype.bits() / 8);
-            element = end;
-        }
+        let tensors = [left, right];
+        let difference = match left.shape == right.shape {
+            true => difference(files, tensors, progress)?,
+            false => None,
+        };
         Ok(Self {
             name: left.name.clone(),
-            dtypes: [left.dtype.name(), right.dtype.name()],
-            shapes: [left.shape.clone(), right.shape.clone()],
-            difference: comparable.then(|| sums.difference()),
+            dtypes: tensors.map(|tensor| tensor.dtype.name()),
+            shapes: tensors.map(|tensor| tensor.shape.clone()),
+            difference,
         })
     }
 }
 
-impl Sums {
-    fn add(&mut self, a: f64, b: f64) {
-        if !(a.is_finite() && b.is_finite()) {
-            self.special += u64::from(a != b && !(a.is_nan() && b.is_nan()));
-            return;
-        }
-        self.max_error = self.max_error.max((a - b).abs());
-        self.noise += (a - b) * (a - b);
-        self.squares[0] += a * a;
-        self.squares[1] += b * b;
-        self.product += a * b;
+/// How far two tensors of one shape are apart; `None` where their elements are not numbers, but for the same bytes.
+fn difference(files: [&Checkpoint; 2], tensors: [&Tensor; 2], progress: &mut Progress) -> Result<Option<Difference>, ReadError> {
+    let [left, right] = tensors;
+    let same_type = left.dtype == right.dtype;
+    let numbers = tensors.iter().all(|tensor| Statistics::covers(tensor.dtype));
+    let integers = tensors.iter().all(|tensor| Statistics::is_integer(tensor.dtype));
+    if !numbers && !same_type {
+        return Ok(None);
     }
-
-    fn difference(&self) -> Difference {
-        let [signal, other] = self.squares;
-        // Two zero vectors are the same; a zero one beside another has no direction.
-        let cosine = if signal == 0.0 && other == 0.0 { 1.0 } else { self.product / (signal * other).sqrt() };
-        let ratio = if self.noise == 0.0 { 0.0 } else { self.noise / signal };
-        Difference {
-            equal: self.noise == 0.0 && self.special == 0,
-            max_error: self.max_error,
-            relative: ratio.sqrt(),
-            snr_db: -10.0 * ratio.log10(),
-            cosine: if cosine.is_nan() { 0.0 } else { cosine },
-            special: self.special,
+    let mut sums = Sums::default();
+    let mut element = 0;
+    while element < left.elements() {
+        let end = (element + WINDOW_ELEMENTS).min(left.elements());
+        let window = |side: usize| {
+            let at = |element: u64| element * tensors[side].dtype.bits() / 8;
+            files[side].window(tensors[side], at(element)..at(end))
+        };
+        let windows = [window(0)?, window(1)?];
+        match (numbers, integers) {
+            // Numbers or not: the same bytes are the same.
+            (false, _) if *windows[0] != *windows[1] => return Ok(None),
+            (false, _) => {}
+            (true, true) => sums.add_integers(&[0, 1].map(|side| {
+                let mut values = Vec::new();
+                Statistics::visit_integers(tensors[side].dtype, &windows[side], |value| values.push(value));
+                values
+            })),
+            (true, false) => sums.add_floats(&[0, 1].map(|side| {
+                let mut values = Vec::new();
+                Statistics::visit(tensors[side].dtype, &windows[side], |value| values.push(value));
+                values
+            })),
         }
+        progress.advance((end - element) * left.dtype.bits() / 8);
+        element = end;
     }
+    Ok(Some(sums.difference()))
 }
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use Align::{Left, Right};
-        writeln!(f, "reference  {}", self.reference)?;
-        writeln!(f, "other      {}", self.other)?;
+        writeln!(f, "reference  {}", printable(&self.reference))?;
+        writeln!(f, "other      {}", printable(&self.other))?;
         let columns = [
             ("tensor", Left),
             ("dtypes", Left),
@@ -236,12 +233,16 @@ impl fmt::Display for Comparison {
             write!(f, "\n{table}")?;
         }
         if !incomparable.is_empty() {
-            write!(f, "\nNot comparable: other shapes, or elements that are not single numbers\n{incomparable}")?;
+            write!(f, "\nNot comparable: other shapes, or elements that are not single numbers and differ\n{incomparable}")?;
         }
         for (names, file) in [(&self.only_in_reference, "reference"), (&self.only_in_other, "other")] {
             if !names.is_empty() {
-                let names: Vec<_> = names.iter().map(|name| printable(name)).collect();
-                writeln!(f, "\nOnly in the {file}: {}", names.join(", "))?;
+                let shown: Vec<_> = names.iter().take(MOST_NAMES).map(|name| shortened(&printable(name), LONGEST_NAME)).collect();
+                let more = match names.len().saturating_sub(MOST_NAMES) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                writeln!(f, "\nOnly in the {file}: {}{more}", shown.join(", "))?;
             }
         }
         let differences = || self.tensors.iter().filter_map(|pair| pair.difference.as_ref());

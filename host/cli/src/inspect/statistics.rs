@@ -83,6 +83,23 @@ impl Statistics {
         }
     }
 
+    /// Whether elements of this type are integers.
+    pub fn is_integer(dtype: Dtype) -> bool {
+        use Dtype::{Bool, I8, I16, I32, I64, U8, U16, U32, U64};
+        matches!(dtype, Bool | U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64)
+    }
+
+    /// The values of whole elements of an integer type, in order, exactly; nothing for the others.
+    pub fn visit_integers(dtype: Dtype, bytes: &[u8], mut each: impl FnMut(i128)) {
+        match dtype {
+            Dtype::I64 => bytes.as_chunks().0.iter().for_each(|word| each(i64::from_le_bytes(*word).into())),
+            Dtype::U64 => bytes.as_chunks().0.iter().for_each(|word| each(u64::from_le_bytes(*word).into())),
+            // All others are exact as f64.
+            _ if Self::is_integer(dtype) => Self::visit(dtype, bytes, |value| each(value as i128)),
+            _ => {}
+        }
+    }
+
     #[inline]
     fn add_value(&mut self, value: f64, count: u64) {
         // Both comparisons are false for NaN.
