@@ -21,7 +21,8 @@
 //!
 //! With `OXTILE_TRACE=FILE` in the environment every runtime of a program is recorded, without a change to it, and the file is written
 //! when a runtime's last handle, stream or buffer is gone: not after `std::process::exit` or an abort. A process that a launcher gave a
-//! rank (`RANK`, or as mpirun and srun say it) inserts the rank into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written is an error of the runtime's creation.
+//! rank (`RANK`, or as mpirun and srun say it) inserts the rank into the name: `trace.json` becomes `trace.rank3.json`. A file that cannot be written, or that holds
+//! something else than a recording, is an error of the runtime's creation. Where writing it fails in the end, [`take_trace_failure`] says why.
 //!
 //! **On GPUs** a span is the time between two device events around the work, in microseconds. They are not waited for, but read when
 //! they are done. The two events lengthen each piece of work by some microseconds of host time, and leave that gap between pieces of one stream. The
@@ -38,6 +39,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+
+pub use crate::runtime::trace::{take_trace_failure, trace_file};
 
 pub use crate::recording::{Activity, Clock, Lane, Recording, Span, TimelineError};
 pub use crate::recording::{BoxRecord, FieldRecord, KernelRecord, LineRecord, PhaseRecord};

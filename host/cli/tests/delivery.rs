@@ -185,3 +185,59 @@ fn the_input_itself_is_no_link() {
     let done = run(&[&"inspect", &whole, &"--histogram", &whole as &dyn AsRef<OsStr>]);
     assert!(stderr(&done).contains("is the input file itself; choose"), "{}", stderr(&done));
 }
+
+/// `OXTILE_TRACE` replaces recordings alone, and what keeps one from being written is told.
+#[test]
+fn a_recording_replaces_nothing_else() {
+    let folder = inputs();
+    let before = fs::read(folder.path().join("small.safetensors")).expect("the file");
+    let traced = |trace: &str, output: &str| {
+        let words = format!("quantize -i small.safetensors -o {output} --device emulated");
+        let done = oxtile().args(words.split(' ')).current_dir(folder.path()).env("OXTILE_TRACE", trace).output().expect("the binary runs");
+        (done.status.code(), stderr(&done))
+    };
+    for (trace, output, expected) in [
+        ("/dev/full", "out", "/dev/full cannot be written: it is no regular file"),
+        ("small.safetensors", "out", "small.safetensors cannot be written: it is there and is no recording, which would be lost"),
+        ("./out", "out", "out: is the file that OXTILE_TRACE names for a recording"),
+    ] {
+        let (status, said) = traced(trace, output);
+        assert!(status == Some(1) && said.contains(expected) && said.lines().count() == 1, "{trace}: {status:?} {said}");
+        assert!(!Checkpoint::open(&folder.path().join("out")).is_ok(), "{trace}");
+    }
+    assert_eq!(fs::read(folder.path().join("small.safetensors")).expect("the file"), before);
+    for _ in 0..2 {
+        assert_eq!(traced("new.json", "out").0, Some(0), "one that is a recording is replaced");
+        assert!(oxtile::timeline::Recording::read(&folder.path().join("new.json")).is_ok());
+    }
+    // The name under which the recording is written first is taken, which stands for a full disk.
+    let script = format!(
+        "mkdir late.json.$$.partial; exec {:?} quantize -i small.safetensors -o out --device emulated",
+        env!("CARGO_BIN_EXE_oxtile")
+    );
+    let done = std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()).env("OXTILE_TRACE", "late.json").output();
+    let done = done.expect("a shell");
+    let said = stderr(&done);
+    assert!(done.status.code() == Some(1) && said.contains("OXTILE_TRACE: late.json: the timeline was not written: "), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn what_is_no_recording_is_not_waited_for() {
+    let folder = inputs();
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    for (file, kind) in [("pipe", "pipe"), ("/dev/zero", "device"), (".", "directory")] {
+        let done = run_in(folder.path(), &format!("timeline {file} --svg out"));
+        assert!(
+            done.status.code() == Some(1) && stderr(&done).contains(&format!("{file}: is a {kind}, not a regular file")),
+            "{}",
+            stderr(&done)
+        );
+    }
+    let late = RECORDING.replace("\"ts\":0", "\"ts\":900000000000000");
+    fs::write(folder.path().join("late.json"), late).expect("a writable folder");
+    succeeds(folder.path(), "timeline late.json --svg out");
+    let picture = fs::read_to_string(folder.path().join("out")).expect("the picture");
+    assert!(!picture.contains("NaN") && !picture.contains("inf"), "{picture}");
+}

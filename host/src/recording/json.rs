@@ -3,6 +3,7 @@
 //! Trace Event Format, "Complete Events" and "Metadata Events"; times are microseconds there, so a step is drawn as one microsecond.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,9 @@ struct Args {
     unfinished: bool,
 }
 
+/// How every recording begins.
+const BEGIN: &str = "{\"otherData\":";
+
 /// Nanoseconds: what times are rounded to.
 const GRAIN: f64 = 1e-3;
 
@@ -66,15 +70,49 @@ impl Recording {
         let data = OtherData { clock: self.clock, start_ns: self.start_ns, dropped: self.dropped };
         let names = self.ranks().into_iter().map(rank_name).chain(self.lanes().into_iter().map(|(lane, spans)| lane_name(lane, spans[0])));
         let lines: Vec<_> = names.chain(self.spans.iter().map(event)).map(|event| text(&event)).collect();
-        format!("{{\"otherData\":{},\n\"traceEvents\":[\n{}\n]}}\n", text(&data), lines.join(",\n"))
+        format!("{BEGIN}{},\n\"traceEvents\":[\n{}\n]}}\n", text(&data), lines.join(",\n"))
     }
 
-    /// Writes [`to_json`](Self::to_json) to a file, which it replaces.
+    /// Writes [`to_json`](Self::to_json) to a file, which it replaces in one step: a failure leaves the file of before.
     ///
     /// # Errors
     /// [`TimelineError::Io`].
     pub fn write(&self, file: &Path) -> Result<(), TimelineError> {
-        std::fs::write(file, self.to_json()).map_err(|error| io(file, "write it", error))
+        let wrong = |error| io(file, "write it", error);
+        // What a link leads to is replaced, not the link.
+        let file = &file.canonicalize().unwrap_or_else(|_| file.to_owned());
+        if std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(wrong(std::io::Error::other("it is no regular file")));
+        }
+        let mut name = file.as_os_str().to_owned();
+        name.push(format!(".{}.partial", std::process::id()));
+        let written = std::fs::File::create(&name).and_then(|mut to| to.write_all(self.to_json().as_bytes()).and_then(|()| to.sync_all()));
+        written.and_then(|()| std::fs::rename(&name, file)).map_err(|error| {
+            let _ = std::fs::remove_file(&name);
+            wrong(error)
+        })
+    }
+
+    /// Whether a file may be replaced by a recording: it is not there, or is a regular file that is empty or begins as one.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check_target(file: &Path) -> Result<(), String> {
+        let metadata = match std::fs::metadata(file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            metadata => metadata.map_err(|error| error.to_string())?,
+        };
+        if !metadata.is_file() {
+            return Err("it is no regular file".to_owned());
+        }
+        let mut begin = Vec::new();
+        let read = std::fs::File::open(file).and_then(|file| file.take(BEGIN.len() as u64).read_to_end(&mut begin));
+        read.map_err(|error| error.to_string())?;
+        if begin.is_empty() || begin == BEGIN.as_bytes() {
+            Ok(())
+        } else {
+            Err("it is there and is no recording, which would be lost".to_owned())
+        }
     }
 
     /// Reads what [`to_json`](Self::to_json) wrote.

@@ -50,7 +50,7 @@ pub(crate) mod recorder;
 #[allow(clippy::module_inception, reason = "the noun")]
 pub(crate) mod runtime;
 pub(crate) mod stream;
-mod trace;
+pub(crate) mod trace;
 pub(crate) mod virtual_memory;
 pub(crate) mod watch;
 

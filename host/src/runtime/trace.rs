@@ -15,6 +15,9 @@ const VARIABLE: &str = "OXTILE_TRACE";
 /// What the runtimes of the process have recorded.
 static PROCESS: Mutex<Process> = Mutex::new(Process { first: None, gpus: None, clusters: None });
 
+/// The last failure.
+static FAILURE: Mutex<Option<String>> = Mutex::new(None);
+
 struct Process {
     /// The clock that was recorded first takes the file's name; the other, if there is one, a name beside it.
     first: Option<Clock>,
@@ -32,10 +35,12 @@ pub(crate) struct Trace {
 impl Trace {
     /// Begins to record if the variable is set.
     pub fn from_environment(backend: &dyn Backend) -> Result<Option<Self>> {
-        let Some(file) = std::env::var_os(VARIABLE).filter(|file| !file.is_empty()) else { return Ok(None) };
-        let file = file_of(Path::new(&file), process_rank());
+        let Some(file) = trace_file() else { return Ok(None) };
+        let refused =
+            |why: String| Error::Invalid { what: VARIABLE, why: format!("{} cannot be written: {why}; name another file", file.display()) };
+        Recording::check_target(&file).map_err(refused)?;
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&file);
-        opened.map_err(|error| Error::Invalid { what: VARIABLE, why: format!("{} cannot be written: {error}", file.display()) })?;
+        opened.map_err(|error| refused(error.to_string()))?;
         // That the GPUs are recorded already is what other runtimes of this process have asked for.
         backend.start_recording();
         Ok(Some(Self { file }))
@@ -46,13 +51,28 @@ impl Trace {
         let written = backend.recorded().map_err(|error| error.to_string()).and_then(|recording| {
             let clock = recording.clock;
             let (file, whole) = lock(&PROCESS).add(&self.file, recording);
+            // Another program, or this one, may have put something else there meanwhile.
+            Recording::check_target(&file)?;
             tracing::debug!(clock = clock.name(), file = %file.display(), "a timeline is written");
             whole.write(&file).map_err(|error| error.to_string())
         });
         if let Err(error) = written {
             tracing::warn!(error, "{VARIABLE}: the timeline was not written");
+            *lock(&FAILURE) = Some(format!("{VARIABLE}: {}: the timeline was not written: {error}", self.file.display()));
         }
     }
+}
+
+/// Why a recording of `OXTILE_TRACE` was not written, if so, since the last call. A program that has dropped its runtimes asks here, since that is when
+/// recordings are written, where no error can be returned.
+pub fn take_trace_failure() -> Option<String> {
+    lock(&FAILURE).take()
+}
+
+/// The file that `OXTILE_TRACE` names for this process, if it is set.
+pub fn trace_file() -> Option<PathBuf> {
+    let file = std::env::var_os(VARIABLE).filter(|file| !file.is_empty())?;
+    Some(file_of(Path::new(&file), process_rank()))
 }
 
 impl Process {

@@ -54,7 +54,14 @@ impl Target {
                 return Err(WriteError::SameFile { file: path.into(), linked: place(input) != place(path) });
             }
         }
-        let file = resolved(path).map_err(|error| WriteError::Io { file: path.into(), action: "follow its links", error })?;
+        let followed =
+            |path: &Path| resolved(path).map_err(|error| WriteError::Io { file: path.into(), action: "follow its links", error });
+        let file = followed(path)?;
+        if let Some(trace) = oxtile::timeline::trace_file()
+            && place(&followed(&trace)?) == place(&file)
+        {
+            return Err(WriteError::Trace(path.into()));
+        }
         Ok(Self { folder: folder_of(&file), file, before })
     }
 

@@ -13,8 +13,8 @@ use oxtile::timeline::{Clock, Recording, TimelineError};
 use crate::{
     arguments,
     output::{self, Completed, Output},
-    safetensors::WriteError,
-    text::{count, printable},
+    safetensors::{WriteError, kind_if_not_file},
+    text::{count, path, printable},
 };
 
 pub use picture::Picture;
@@ -23,12 +23,20 @@ pub use picture::Picture;
 #[derive(Debug, thiserror::Error)]
 pub enum DrawError {
     /// A file.
-    #[error("{}: {}", .file.display(), printable(&.error.to_string()))]
+    #[error("{}: {}", path(.file), printable(&.error.to_string()))]
     File {
         /// Which.
         file: PathBuf,
         /// What is wrong with it.
         error: TimelineError,
+    },
+    /// A directory, pipe or device.
+    #[error("{}: is a {kind}, not a regular file; name a recording", path(.file))]
+    NotAFile {
+        /// Which.
+        file: PathBuf,
+        /// What it is.
+        kind: &'static str,
     },
     /// Nothing to draw.
     #[error("nothing was recorded: the program enqueued no work, or ended before a Runtime was dropped")]
@@ -76,6 +84,10 @@ fn read(files: &[&Path]) -> Result<Recording, DrawError> {
             error @ TimelineError::Io { .. } => DrawError::Read(error),
             error => DrawError::File { file: file.to_path_buf(), error },
         };
+        // Before it is read: a pipe would be waited for, and a device has no end.
+        if let Some(kind) = std::fs::metadata(file).ok().and_then(|metadata| kind_if_not_file(metadata.file_type())) {
+            return Err(DrawError::NotAFile { file: file.to_path_buf(), kind });
+        }
         let recording = Recording::read(file).map_err(wrong)?;
         merged = Some(match merged {
             None => recording,
@@ -108,6 +120,6 @@ impl fmt::Display for Report {
         if recording.dropped > 0 {
             writeln!(f, "        {} more were left out: there were too many", count(recording.dropped))?;
         }
-        outputs.iter().try_for_each(|file| writeln!(f, "output  {}", file.display()))
+        outputs.iter().try_for_each(|file| writeln!(f, "output  {}", path(file)))
     }
 }

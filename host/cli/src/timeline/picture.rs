@@ -63,7 +63,7 @@ impl<'a> Picture<'a> {
     pub fn of(recording: &'a Recording) -> Self {
         let start = recording.spans.iter().map(|span| span.start).fold(f64::INFINITY, f64::min);
         let start = if start.is_finite() { start } else { 0.0 };
-        Self { recording, start, end: recording.end().max(start + 1e-3) }
+        Self { recording, start, end: recording.end().max(start + (start.abs() * 1e-12).max(1e-3)) }
     }
 
     fn x(&self, time: f64) -> f64 {
