@@ -132,7 +132,7 @@ pub struct UsageError {
 /// A [`UsageError`] with the reason.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Request, UsageError> {
     let mut parser = Parser::from_args(arguments);
-    let mut words = Words { parser: &mut parser, command: None };
+    let mut words = Words { parser: &mut parser, command: None, seen: Vec::new() };
     let command = match words.next()? {
         None | Some(Word::Help) => return Ok(Request::Help(HELP)),
         Some(Word::Flag(flag)) if flag == "version" => return Ok(Request::Version),
@@ -171,7 +171,8 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
         },
     };
     let Some((name, parse)) = COMMANDS.iter().find(|(name, _)| command == *name) else {
-        return Err(words.error(format!("no command is named {command:?}")));
+        let names: Vec<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();
+        return Err(words.error(format!("no command is named {command:?}{}", words::meant(&command.to_string_lossy(), &names, "commands"))));
     };
     parse(&mut Words { command: Some(name), ..words })
 }

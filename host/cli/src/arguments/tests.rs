@@ -132,7 +132,7 @@ fn every_option_reaches_its_command() {
 #[test]
 fn refusals_name_the_word_and_the_help() {
     assert_eq!(refusal("quantize --output b"), "--input FILE is missing; `oxtile quantize --help` shows the usage");
-    assert!(refusal("quantise").contains("no command is named \"quantise\"; `oxtile --help`"));
+    assert!(refusal("quantise").contains("no command is named \"quantise\"; did you mean quantize?; `oxtile --help`"));
     assert!(refusal("quantize --input").contains("--input"));
     assert!(refusal("quantize --device tpu").contains("--device \"tpu\" is none of: auto, cuda, emulated"));
     assert!(refusal("quantize --format int4").contains("none of: mxfp8"));
@@ -140,7 +140,20 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("compare a").contains("OTHER is missing"));
     assert!(refusal("compare a b c").contains("\"c\""));
     assert!(refusal("inspect a b").contains("\"b\""));
-    assert!(refusal("inspect --jsno a").contains("--jsno"));
+    assert!(
+        refusal("inspect --jsno a").contains("unexpected argument \"--jsno\"; did you mean --json?"),
+        "{}",
+        refusal("inspect --jsno a")
+    );
+    assert!(refusal("doctor --colour").contains("unexpected argument \"--colour\"; the options are --help, --json;"));
+    assert!(refusal("render").contains("no command is named \"render\"; the commands are quantize, dequantize, inspect,"));
+    assert!(refusal("inspect -x a").contains("unexpected argument \"-x\"; the options are"));
+    assert!(refusal("quantize --input a --input b --output c").contains("--input is given twice: leave one of them out"));
+    assert!(
+        refusal("quantize --input --output b").contains("--input is followed by \"--output\", which is an option: name a file (./--output")
+    );
+    let empty = parse(["inspect", ""]).expect_err("a refusal").to_string();
+    assert!(empty.contains("\"\" names nothing: leave it out, or name a file; `oxtile inspect --help`"), "{empty}");
     assert!(refusal("new").contains("NAME is missing; `oxtile new --help`"));
     assert!(refusal("new a b").contains("\"b\""));
     assert!(refusal("build --manifest-path a --arch h200").contains("unknown architecture `h200`"));
@@ -170,7 +183,7 @@ fn refusals_name_the_word_and_the_help() {
     assert!(refusal("join --inputs --output b").contains("--inputs"));
     assert!(refusal("join --inputs a").contains("--output FILE is missing"));
     assert!(refusal("demo-checkpoint --seed x --output a").contains("--seed \"x\" is not a whole number"));
-    assert!(refusal("help launches").contains("no command is named \"launches\""));
+    assert!(refusal("help launches").contains("no command is named \"launches\"; did you mean launch?"));
     assert!(refusal("timeline a --svg b --merged b").contains("--svg and --merged name one file"));
     let nameless = parse(["quantize", "-i", "a", "-o", ""]).expect_err("a refusal").to_string();
     assert!(nameless.contains("--output \"\" names no file"), "{nameless}");
