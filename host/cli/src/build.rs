@@ -2,6 +2,8 @@
 
 use std::{
     fmt,
+    path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -9,8 +11,11 @@ use oxtile_build::{Build, Builder};
 
 use crate::{
     arguments,
-    text::{Align, Table, seconds},
+    text::{Align, Table, path, seconds},
 };
+
+/// The package that every crate of kernels depends on.
+const DSL: &str = "oxtile-tile";
 
 /// Compiled and assembled kernels that were not judged yet.
 pub struct Job {
@@ -26,6 +31,7 @@ impl Job {
     /// Whatever keeps the kernels from being built.
     pub fn new(request: &arguments::Build) -> Result<Self, oxtile_build::Error> {
         let begin = Instant::now();
+        check_kernels(&request.manifest)?;
         let builder = Builder::new(&request.manifest)
             .checked(request.checked)
             .line_tables(request.line_tables)
@@ -68,6 +74,42 @@ impl Job {
     }
 }
 
+/// The part of cargo's metadata that says what a package depends on.
+#[derive(serde::Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(serde::Deserialize)]
+struct Package {
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(serde::Deserialize)]
+struct Dependency {
+    name: String,
+}
+
+/// Refuses a crate that cannot have kernels, before the minute that compiling the device's libraries takes. What cargo cannot read is the build's to report.
+fn check_kernels(manifest: &Path) -> Result<(), oxtile_build::Error> {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let asked =
+        Command::new(cargo).args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path"]).arg(manifest).output();
+    let found =
+        asked.ok().filter(|output| output.status.success()).and_then(|output| serde_json::from_slice::<Metadata>(&output.stdout).ok());
+    let Some(Metadata { packages }) = found else { return Ok(()) };
+    let this = manifest.canonicalize().unwrap_or_default();
+    // A workspace's own manifest may be that of no package.
+    let is_here = packages.iter().any(|package| package.manifest_path == this);
+    let mut looked_at = packages.iter().filter(|package| !is_here || package.manifest_path == this);
+    if looked_at.any(|package| package.dependencies.iter().any(|dependency| dependency.name == DSL)) {
+        return Ok(());
+    }
+    let why = format!("this crate has no kernels: it does not depend on {DSL}; see `oxtile new`, which makes one that has");
+    Err(oxtile_build::Error::Content { path: manifest.into(), why })
+}
+
 /// A finished build, for people.
 #[derive(Debug)]
 pub struct Report {
@@ -77,7 +119,7 @@ pub struct Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\noutput  {}", self.build.out_dir.display())?;
+        writeln!(f, "\noutput  {}", path(&self.build.out_dir))?;
         writeln!(f, "time    {}", seconds(self.elapsed.as_secs_f64()))
     }
 }

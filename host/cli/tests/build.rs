@@ -57,8 +57,22 @@ fn a_missing_crate_is_named() {
     let missing = folder.path().join("Cargo.toml");
     let built = run(&[&"build", &"--manifest-path", &missing]);
     assert_eq!(built.status.code(), Some(1));
-    let mend = format!("there is no {}\n  mend: run it in the crate's folder, or name that by --manifest-path", missing.display());
+    let mend = format!("there is no {}; mend: run it in the crate's folder, or name that by --manifest-path", missing.display());
     assert!(stderr(&built).contains(&mend), "{}", stderr(&built));
+}
+
+/// A crate that cannot have kernels is refused before anything is compiled.
+#[test]
+fn a_crate_without_kernels_is_refused_at_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let manifest = folder.path().join("Cargo.toml");
+    write(&manifest, "[package]\nname = \"plain\"\nedition = \"2024\"\n\n[workspace]\n");
+    write(&folder.path().join("src/lib.rs"), "");
+    let built = run(&[&"build", &"--manifest-path", &manifest]);
+    assert_eq!(built.status.code(), Some(1));
+    let expected =
+        format!("oxtile: {}: this crate has no kernels: it does not depend on oxtile-tile; see `oxtile new`", manifest.display());
+    assert!(stderr(&built).starts_with(&expected) && stderr(&built).lines().count() == 1, "{}", stderr(&built));
 }
 
 /// Leaves a file alone that is right, so that cargo does not compile it again.

@@ -83,3 +83,25 @@ fn quantizing_takes_less_than_the_file() {
     println!("quantize: {} MiB resident for {} MiB of file", peak >> 20, (TENSORS * TENSOR_BYTES) >> 20);
     assert!(peak < TENSORS * TENSOR_BYTES, "{} MiB", peak >> 20);
 }
+
+/// Rows so wide that a piece does not fit the memory that a process may have: an error, before anything is allocated for it.
+#[test]
+fn rows_too_wide_for_memory_are_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let header = r#"{"w":{"dtype":"BF16","shape":[128,2097152],"data_offsets":[0,536870912]}}"#;
+    let path = folder.path().join("wide");
+    std::fs::write(&path, common::file(header, &[])).expect("a writable folder");
+    File::options()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_len(8 + header.len() as u64 + 536_870_912))
+        .expect("a file with a hole");
+    let script = "ulimit -v 4000000; exec \"$0\" quantize --format nvfp4 --direction both --device emulated -i wide -o out";
+    let done = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_oxtile")]).current_dir(folder.path()).output().expect("a shell");
+    let said = common::stderr(&done);
+    assert!(
+        done.status.code() == Some(1) && said.contains("tensor `w`: its rows are so wide that a piece takes 6.4 GB of memory"),
+        "{said}"
+    );
+    assert_eq!(common::names(folder.path()), ["wide"]);
+}

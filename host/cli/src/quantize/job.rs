@@ -28,6 +28,9 @@ const PIECE_ELEMENTS: u64 = 1 << 20;
 /// The same where the output is transposed: long enough that each write has hundreds of bytes.
 const TRANSPOSED_PIECE_ELEMENTS: u64 = 1 << 22;
 
+/// Bytes that an element of a piece takes: as it is read, as F32, and as codes, on the host and on its way to the device, and in the piece before.
+const PIECE_MEMORY: u64 = 24;
+
 /// Rows of a piece where columns are quantized: whole blocks of every format.
 const BLOCK_ROWS: u64 = 128;
 
@@ -84,6 +87,17 @@ pub enum JobError {
     /// The output.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// Rows too wide for the memory that there is.
+    #[error(
+        "tensor `{}`: its rows are so wide that a piece takes {} of memory, which is not to be had; raise the limit (ulimit -v), or quantize it by rows \
+         (--direction row), whose pieces are smaller", printable(.tensor), crate::text::bytes(*.bytes)
+    )]
+    Memory {
+        /// The tensor at hand.
+        tensor: String,
+        /// What a piece takes.
+        bytes: u64,
+    },
     /// The device.
     #[error("tensor `{}` on device {device}: {error}", printable(.tensor))]
     Device {
@@ -229,6 +243,7 @@ impl<'a> Source<'a> {
         let [rows, columns] = shape;
         let row_bytes = columns * tensor.dtype.bits() / 8;
         let piece_bytes = piece_rows(&self.recipe, columns) * row_bytes;
+        check_memory(tensor, piece_bytes / row_bytes.max(1) * columns)?;
         let (mut amax, mut elapsed) = ([0f32; 2], Duration::ZERO);
         if self.recipe.format.has_tensor_amax() {
             (amax, elapsed) = self.amax(tensor, columns, piece_bytes)?;
@@ -313,6 +328,17 @@ impl<'a> Source<'a> {
     fn send(&self, step: Step<'a>) -> Result<(), Halt> {
         self.sink.send(step).map_err(|_| Halt::SinkFailed)
     }
+}
+
+/// Refuses a tensor whose pieces do not fit memory: those of wide rows are as large as the rows. An allocation that fails later would end the process.
+fn check_memory(tensor: &Tensor, piece_elements: u64) -> Result<(), JobError> {
+    let elements = piece_elements.min(tensor.elements());
+    if elements <= TRANSPOSED_PIECE_ELEMENTS {
+        return Ok(());
+    }
+    let bytes = elements.saturating_mul(PIECE_MEMORY);
+    let is_there = usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    if is_there { Ok(()) } else { Err(JobError::Memory { tensor: tensor.name.clone(), bytes }) }
 }
 
 /// Rows that a device gets at a time.
