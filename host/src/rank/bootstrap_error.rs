@@ -69,8 +69,8 @@ pub enum BootstrapError {
     },
     /// Rank 0 of another job listens where this rank looks for its own.
     #[error(
-        "{rank} found {theirs} at {address} and belongs to {ours}: set OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every \
-         rank of a job"
+        "{rank} found {} at {address} and belongs to {ours}: set OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every \
+         rank of a job", foreign(.theirs)
     )]
     OtherJob {
         /// This rank.
@@ -97,7 +97,7 @@ pub enum BootstrapError {
         timeout: Duration,
     },
     /// Rank 0 refuses this rank.
-    #[error("rank 0 refused {rank}: {reason}")]
+    #[error("rank 0 refused {rank}: {}", foreign(.reason))]
     Refused {
         /// This rank.
         rank: Rank,
@@ -159,6 +159,17 @@ fn mend_of(error: &io::Error) -> &'static str {
     }
 }
 
+/// The most characters of words that another process has sent.
+const FOREIGN: usize = 128;
+
+/// Words of another process, which may be no rank at all: few, and none that drive a terminal.
+fn foreign(words: &str) -> String {
+    let escaped: String =
+        words.chars().take(FOREIGN).flat_map(|c| if c == '"' || c == '\'' { vec![c] } else { c.escape_debug().collect() }).collect();
+    let short: String = escaped.chars().take(FOREIGN).collect();
+    if short.len() < escaped.len() || words.chars().nth(FOREIGN).is_some() { format!("{short}...") } else { short }
+}
+
 /// So many ranks are listed; the rest is counted.
 const LISTED: usize = 16;
 
@@ -177,6 +188,19 @@ fn names(ranks: &[Rank]) -> String {
 mod tests {
     use super::*;
     use crate::rank::WorldSize;
+
+    #[test]
+    fn words_of_others_are_short_and_plain() {
+        assert_eq!(foreign("job \"a\" of 4 ranks, by torchrun's port"), "job \"a\" of 4 ranks, by torchrun's port");
+        assert_eq!(foreign("\u{1b}[2J\n\u{202e}\u{2028}"), "\\u{1b}[2J\\n\\u{202e}\\u{2028}");
+        for words in ["x".repeat(1 << 20), "\u{1b}".repeat(1000)] {
+            assert_eq!(foreign(&words).chars().count(), FOREIGN + 3);
+        }
+        let rank = Rank::ZERO;
+        let refused = BootstrapError::Refused { rank, reason: "\u{7}".into() };
+        let other = BootstrapError::OtherJob { rank, address: "a:1".into(), theirs: "\u{7}".into(), ours: "job".into() };
+        assert!([refused, other].iter().all(|error| error.to_string().contains("\\u{7}")));
+    }
 
     #[test]
     fn many_ranks_are_counted() {
