@@ -16,7 +16,7 @@ use crate::{
     overlap,
     progress::Progress,
     quantize, shard,
-    text::{bytes, count},
+    text::{bytes, count, path, printable_lines},
     timeline,
 };
 
@@ -60,7 +60,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         Request::Launch(request) => Ok(launch::run(&request)?),
         Request::Timeline(request) => {
             let (report, files) = timeline::run(&request)?;
-            print(out, &report.to_string()).and_then(|()| publish(files))
+            print(out, &printable_lines(&report.to_string())).and_then(|()| publish(files))
         }
         Request::Doctor(request) => {
             let report = doctor::run();
@@ -69,18 +69,18 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         }
         Request::New(request) => {
             let made = new::run(&request)?;
-            print(out, &made.to_string())?;
+            print(out, &printable_lines(&made.to_string()))?;
             Ok(made.publish()?)
         }
         Request::Build(request) => {
             let build = build::Job::new(&request)?;
             // Also where the kernels may not be used: it shows what to mend.
-            print(out, &build.table())?;
-            print(out, &build.finish()?.to_string())
+            print(out, &printable_lines(&build.table()))?;
+            print(out, &printable_lines(&build.finish()?.to_string()))
         }
         Request::Explain(request) => {
             let (report, pictures) = explain::run(&request)?;
-            print(out, &report.to_string()).and_then(|()| publish(pictures))
+            print(out, &printable_lines(&report.to_string())).and_then(|()| publish(pictures))
         }
         Request::DemoCheckpoint(request) => demo_checkpoint(&request, out),
     }
@@ -104,7 +104,7 @@ fn demo_checkpoint(request: &arguments::DemoCheckpoint, out: &mut dyn Write) -> 
     let text = format!(
         "seed    {}\noutput  {}, {}\nweights {} {} parameters\n",
         request.seed,
-        request.output.display(),
+        path(&request.output),
         bytes(size),
         count(parameters),
         request.dtype,
@@ -133,7 +133,7 @@ fn print_report(out: &mut dyn Write, report: &(impl Serialize + ToString), json:
         text.push('\n');
         print(out, &text)
     } else {
-        print(out, &report.to_string())
+        print(out, &printable_lines(&report.to_string()))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
         runtime::{QuantizedPiece, RuntimeDevice},
     },
     safetensors::{Checkpoint, ReadError, Runs, Tensor, TensorSpec, WriteError, Writer},
-    text::printable,
+    text::{path, printable},
 };
 
 /// Elements that a device gets at a time.
@@ -85,8 +85,7 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
     let begin = Instant::now();
     let Dequantize { input, output, dtype, direction, .. } = request;
     let checkpoint = Checkpoint::open(input)?;
-    let plan = Plan::new(&checkpoint, *dtype, *direction)
-        .map_err(|error| JobError::Plan { file: input.display().to_string(), error: error.into() })?;
+    let plan = Plan::new(&checkpoint, *dtype, *direction).map_err(|error| JobError::Plan { file: path(&input), error: error.into() })?;
     let writer = Writer::create(output, &[input], &plan.outputs, &plan.metadata)?;
     progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
     let bytes = [checkpoint.bytes(), writer.bytes()];

@@ -87,6 +87,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// What a tool has written about it, if that is more than a line, and the line that tells the rest.
+    pub fn parts(&self) -> (Option<String>, String) {
+        let text = self.to_string();
+        match self {
+            Error::Build(oxtile_build::Error::Failed { what, command, output }) => {
+                (Some(output.clone()), format!("{what} failed, as said above; command: {command}"))
+            }
+            Error::Build(oxtile_build::Error::Lint { command, .. }) => {
+                let line = format!("the kernels may not be used as they are, as said above; {command} builds them again");
+                (Some(text), line)
+            }
+            _ => (None, text),
+        }
+    }
+
     /// The process's exit status: 2 for a wrong command line, a rank's own after a launch, 1 for everything else.
     pub fn exit_code(&self) -> ExitCode {
         match self {

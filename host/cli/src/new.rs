@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::arguments;
+use crate::{arguments, text::path};
 
 /// The files of the crate: place, text. `NAME` and what else is in capitals is filled in.
 const FILES: [(&str, &str); 6] = [
@@ -34,13 +34,13 @@ pub enum NewError {
     )]
     Name(String),
     /// There is something already.
-    #[error("{} is there already: name another folder with --path", .0.display())]
+    #[error("{} is there already: name another folder with --path", path(.0))]
     Exists(PathBuf),
     /// `--oxtile` names something else.
-    #[error("{} is no checkout of Oxtile: it has no gpu/tile/Cargo.toml", .0.display())]
+    #[error("{} is no checkout of Oxtile: it has no gpu/tile/Cargo.toml", path(.0))]
     NoCheckout(PathBuf),
     /// A file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}: {source}", crate::text::path(.path))]
     Write {
         /// The file.
         path: PathBuf,
@@ -137,9 +137,9 @@ fn write(path: &Path, text: &str) -> Result<(), NewError> {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let folder = self.folder.display();
+        let folder = path(&self.folder);
         match &self.checkout {
-            Some(checkout) => writeln!(f, "crate   {folder}, on the checkout in {}", checkout.display())?,
+            Some(checkout) => writeln!(f, "crate   {folder}, on the checkout in {}", path(checkout))?,
             None => writeln!(f, "crate   {folder}, on {}", env!("CARGO_PKG_REPOSITORY"))?,
         }
         writeln!(f, "\ncd {folder}")?;

@@ -1,15 +1,36 @@
 //! Text for people: file content made safe to print, numbers with units, columns that line up.
 
-use std::{borrow::Cow, fmt::Write as _};
+use std::{borrow::Cow, fmt::Write as _, path::Path};
+
+/// The most characters of a table's cell.
+const CELL: usize = 120;
 
 /// `text` with control and bidirectional characters escaped: a name from a file must not drive the terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let unsafe_to_print =
-        |c: char| c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if !text.contains(unsafe_to_print) {
+    escaped_where(text, drives_the_terminal)
+}
+
+/// The same of a text of several lines, which it stays.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    escaped_where(text, |c| c != '\n' && drives_the_terminal(c))
+}
+
+/// A path for people.
+pub fn path(path: impl AsRef<Path>) -> String {
+    printable(&path.as_ref().to_string_lossy()).into()
+}
+
+/// Control characters, ends of lines and paragraphs, and marks of the direction of writing.
+fn drives_the_terminal(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn escaped_where(text: &str, is_unsafe: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_unsafe) {
         return Cow::Borrowed(text);
     }
-    text.chars().map(|c| if unsafe_to_print(c) { c.escape_unicode().to_string() } else { c.to_string() }).collect::<String>().into()
+    text.chars().map(|c| if is_unsafe(c) { c.escape_unicode().to_string() } else { c.to_string() }).collect::<String>().into()
 }
 
 /// At most so many characters, the last an ellipsis if there were more.
@@ -117,10 +138,11 @@ impl Table {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    /// Adds one row, a cell a column.
+    /// Adds one row, a cell a column. Cells come from files: they are shortened, and what would drive the terminal is escaped.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         assert_eq!(N, self.columns.len(), "a cell for each column");
-        self.rows.push(cells.into());
+        // Shortened before too: a name may have megabytes.
+        self.rows.push(cells.map(|cell| shortened(&printable(&shortened(&cell, CELL)), CELL)).into());
     }
 
     /// Whether no row was added.
@@ -140,11 +162,11 @@ impl std::fmt::Display for Table {
         for row in [&heading].into_iter().chain(&self.rows) {
             let mut line = String::new();
             for ((cell, width), (_, align)) in row.iter().zip(&widths).zip(&self.columns) {
-                let cell = match align {
-                    Align::Left => format!("{cell:<width$}  "),
-                    Align::Right => format!("{cell:>width$}  "),
-                };
-                line.push_str(&cell);
+                let padding = " ".repeat(width - cell.chars().count());
+                match align {
+                    Align::Left => line.extend([cell, &*padding, "  "]),
+                    Align::Right => line.extend([&*padding, cell, "  "]),
+                }
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -189,6 +211,42 @@ mod tests {
     fn names_cannot_drive_the_terminal() {
         assert_eq!(printable("encoder.weight"), "encoder.weight");
         assert_eq!(printable("a\u{1b}[2Jb\u{202e}"), "a\\u{1b}[2Jb\\u{202e}");
+        assert_eq!(printable("\u{61c}\u{2028}\u{2029}\u{9b}\n"), "\\u{61c}\\u{2028}\\u{2029}\\u{9b}\\u{a}");
+        assert_eq!(printable_lines("a\n\u{7}\n"), "a\n\\u{7}\n");
+        assert_eq!(path("a\n\u{1b}"), "a\\u{a}\\u{1b}");
+    }
+
+    /// However long and hostile cells are, lines are short and have no control characters.
+    #[test]
+    fn tables_hold_any_text() {
+        let mut table = Table::new(&[("a", Align::Left), ("b", Align::Right)]);
+        table.row(["x".repeat(70_000), "\u{1b}[2J\n".repeat(70_000)]);
+        table.row(["\u{202e}é".repeat(100), String::new()]);
+        let text = table.to_string();
+        assert_eq!(text.lines().count(), 3);
+        assert!(text.lines().all(|line| line.chars().count() <= 2 * (CELL + 2) && !line.contains(drives_the_terminal)), "{text}");
+    }
+
+    /// Errors show paths by [`path`], which escapes what would drive the terminal.
+    #[test]
+    fn no_error_shows_a_path_as_it_is() {
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        let mut files = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("the sources") {
+                let entry = entry.expect("an entry").path();
+                if entry.is_dir() {
+                    folders.push(entry);
+                    continue;
+                }
+                files += 1;
+                let text = std::fs::read_to_string(&entry).expect("text");
+                for attribute in text.split("#[error(").skip(1).filter_map(|rest| rest.split(")]").next()) {
+                    assert!(!attribute.contains(concat!(".display", "()")), "{}: {attribute}", entry.display());
+                }
+            }
+        }
+        assert!(files > 80, "{files} files");
     }
 
     #[test]

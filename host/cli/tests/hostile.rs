@@ -179,3 +179,100 @@ fn what_looks_odd_but_is_legal_is_read() {
         assert!(run(&[&"inspect", &output]).status.success(), "{title}: the output is read back");
     }
 }
+
+/// A header of tensors of BF16, each of one row of 32, whose data is zeros.
+fn many(names: impl Iterator<Item = String>) -> Vec<u8> {
+    let entries: Vec<_> = names
+        .enumerate()
+        .map(|(i, name)| format!(r#"{name:?}:{{"dtype":"BF16","shape":[1,32],"data_offsets":[{},{}]}}"#, 64 * i, 64 * i + 64))
+        .collect();
+    file(&format!("{{{}}}", entries.join(",")), &vec![0; 64 * entries.len()])
+}
+
+/// Names, shapes and metadata of any length make lines that are short, in every table.
+#[test]
+fn long_cells_are_shortened() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let ones = "1,".repeat(100_000);
+    let cases = [
+        ("many tensors", many((0..1500).map(|i| format!("model.layers.{}.mlp.experts.{}.w", i / 7, i % 7)))),
+        ("a long name", many(["n".repeat(65_536)].into_iter())),
+        ("a long name among many", many((0..2000).map(|i| format!("t{i}")).chain(["n".repeat(60_000)]))),
+        ("a long shape", file(&format!(r#"{{"n":{{"dtype":"F32","shape":[{ones}32],"data_offsets":[0,128]}}}}"#), &[0; 128])),
+    ];
+    for (title, bytes) in cases {
+        let [input, output] = ["in", "out"].map(|name| folder.path().join(name));
+        std::fs::write(&input, bytes).expect("a writable folder");
+        let quantized = run(&[&"quantize", &"--device", &"emulated", &"-i", &input, &"-o", &output]);
+        for done in [quantized, run(&[&"inspect", &output]), run(&[&"inspect", &input]), run(&[&"compare", &input, &input])] {
+            assert!(done.status.success(), "{title}: {}", stderr(&done));
+            let longest = String::from_utf8_lossy(&done.stdout).lines().map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|longest| longest < 9 * 122), "{title}: a line of {longest:?} characters");
+        }
+    }
+}
+
+/// Escapes in names, keys and words of metadata come out as text, on one line.
+#[test]
+fn files_do_not_drive_the_terminal() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = folder.path().join("in\n\u{1b}[2J\u{2028}");
+    let hole = file(
+        "{\"\\u001b]0;owned\\u0007\\n\\u061c\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\
+         \"b\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[2,3]}}",
+        &[0; 3],
+    );
+    let stated = |tensors: &str| {
+        let words = [
+            ("format", "mxfp8"),
+            ("format_version", "2"),
+            ("direction", "row"),
+            ("layout", "compact"),
+            ("hadamard", "false"),
+            ("tensors", tensors),
+        ];
+        let words: serde_json::Map<_, _> = words.iter().map(|(key, value)| (format!("oxtile.{key}"), (*value).into())).collect();
+        file(&serde_json::json!({ "__metadata__": words }).to_string(), &[])
+    };
+    let unknown = stated("{\"w\":{\"dtype\":\"F32\",\"shape\":[1,32],\"\u{1b}[2J\":1}}".replace('\u{1b}', "\\u001b").as_str());
+    let shard = file(&serde_json::json!({ "__metadata__": { "oxtile.shard.rank": "\u{1b}[2J" } }).to_string(), &[]);
+    let output = folder.path().join("out");
+    for (title, bytes) in [("hole", hole), ("unknown field", unknown), ("shard", shard)] {
+        std::fs::write(&input, bytes).expect("a writable folder");
+        let commands: [&[&dyn AsRef<std::ffi::OsStr>]; 5] = [
+            &[&"inspect", &input],
+            &[&"inspect", &input, &"--histogram", &output],
+            &[&"compare", &input, &input],
+            &[&"dequantize", &"--device", &"emulated", &"-i", &input, &"-o", &output],
+            &[&"attention", &"--device", &"emulated", &"-i", &input, &"-o", &output],
+        ];
+        for words in commands {
+            let done = run(words);
+            let printed = [stderr(&done), String::from_utf8_lossy(&done.stdout).into_owned()].concat();
+            let drives = |c: char| c != '\n' && (c.is_control() || matches!(c, '\u{61c}' | '\u{2028}'));
+            assert!(!printed.contains(drives), "{title}: {printed:?}");
+            assert!(stderr(&done).lines().count() <= 1, "{title}: {printed}");
+        }
+    }
+}
+
+/// A matrix that would be restored by the name of the header's strings.
+#[test]
+fn a_matrix_is_not_named_as_the_strings() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    let name = "__metadata__";
+    let metadata = serde_json::json!({
+        "oxtile.format": "nvfp4", "oxtile.format_version": "2", "oxtile.direction": "row", "oxtile.layout": "compact", "oxtile.hadamard": "false",
+        "oxtile.tensors": format!(r#"{{"{name}":{{"dtype":"F32","shape":[1,16]}}}}"#),
+    });
+    let entry = |dtype: &str, shape: &[u64], begin: u64, end: u64| serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, end] });
+    let header = serde_json::json!({
+        name: metadata, "__metadata___packed": entry("U8", &[1, 8], 8, 16), "__metadata___scale": entry("F8_E4M3", &[1, 1], 16, 17),
+        "__metadata___global_scale": entry("F32", &[1], 0, 4), "__metadata___amax": entry("F32", &[1], 4, 8),
+    });
+    std::fs::write(&input, file(&header.to_string(), &[0; 17])).expect("a writable folder");
+    let done = run(&[&"dequantize", &"--device", &"emulated", &"-i", &input, &"-o", &output]);
+    assert_refused("a reserved name", &done, &output, &["no tensor can be named `__metadata__`"]);
+    assert_eq!(names(folder.path()), ["in"]);
+}

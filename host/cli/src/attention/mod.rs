@@ -40,6 +40,7 @@ use crate::{
     output::Completed,
     progress::Progress,
     safetensors::{Checkpoint, Dtype, ReadError, Tensor, WriteError, Writer},
+    text::path,
 };
 
 /// A job that failed; no output is left.
@@ -179,7 +180,7 @@ impl Job {
     fn open(request: &arguments::Attention) -> Result<Self, JobError> {
         let begin = Instant::now();
         let input = Checkpoint::open(&request.input)?;
-        let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
+        let at = |error| JobError::Plan { file: path(&request.input), error };
         let plan = Plan::new(&input, request).map_err(at)?;
         let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
         plan.check_arrays(&arrays).map_err(at)?;
@@ -189,7 +190,7 @@ impl Job {
     /// The same for ranks that share the sequences.
     fn open_shared(request: &arguments::Attention, world: WorldSize) -> Result<(Self, Parts), JobError> {
         let job = Self::open(request)?;
-        let at = |error| JobError::Plan { file: request.input.display().to_string(), error };
+        let at = |error| JobError::Plan { file: path(&request.input), error };
         let parts = Parts::new(&job.plan, &job.arrays, world).map_err(at)?;
         Ok((job, parts))
     }
@@ -339,9 +340,9 @@ where
     Ok((kernels, tensors))
 }
 
-fn write(path: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<Completed, WriteError> {
+fn write(output: &Path, input: &Path, plan: &Plan, tensors: &[Vec<u8>]) -> Result<Completed, WriteError> {
     let specs = plan.outputs();
-    let mut writer = Writer::create(path, &[input], &specs, &BTreeMap::new())?;
+    let mut writer = Writer::create(output, &[input], &specs, &BTreeMap::new())?;
     for (spec, bytes) in specs.iter().zip(tensors) {
         writer.append(&spec.name, bytes)?;
     }

@@ -9,6 +9,7 @@ use oxtile::{
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use super::Plan;
+use crate::text::path;
 
 /// What `oxtile attention` prints.
 #[derive(Debug)]
@@ -92,9 +93,9 @@ impl fmt::Display for Report {
             lines.iter().try_for_each(|line| writeln!(f, "pass    {line}"))?;
             writeln!(f, "memory  {bytes} bytes on each rank")?;
         }
-        writeln!(f, "input   {}: q {:?}, k {:?}, v {:?}, {}", self.input.display(), q.shape, k.shape, v.shape, q.dtype)?;
+        writeln!(f, "input   {}: q {:?}, k {:?}, v {:?}, {}", path(&self.input), q.shape, k.shape, v.shape, q.dtype)?;
         let outputs: Vec<String> = self.plan.outputs().iter().map(|spec| format!("{} {:?}", spec.name, spec.shape)).collect();
-        writeln!(f, "output  {}: {}", self.output.display(), outputs.join(", "))?;
+        writeln!(f, "output  {}: {}", path(&self.output), outputs.join(", "))?;
         writeln!(f, "time    {:.2} s", self.seconds)
     }
 }

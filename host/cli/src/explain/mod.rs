@@ -26,7 +26,7 @@ use crate::{
     arguments,
     output::{Completed, Output},
     safetensors::WriteError,
-    text::{Align, Table, bytes, count, printable},
+    text::{Align, Table, bytes, count, path, printable},
 };
 use occupancy::{Block, Occupancy};
 
@@ -43,7 +43,11 @@ pub enum ExplainError {
     #[error(
         "nothing is known of a kernel whose name begins with `{}`: {} has {}, and {} no record of a run. Run `oxtile build` (in this repository `cargo xtask \
          build-ptx`), or a test that launches it on a checked runtime, with OXTILE_EXPLAIN={}",
-        printable(kernel), kernels.display(), others(compiled), records.display(), records.display()
+        printable(kernel),
+        path(kernels),
+        others(compiled),
+        path(records),
+        path(records)
     )]
     Unknown {
         /// What was asked for.
@@ -56,7 +60,7 @@ pub enum ExplainError {
         compiled: Vec<String>,
     },
     /// A record that cannot be read.
-    #[error("{}: {}: run the test again with OXTILE_EXPLAIN", .file.display(), printable(&.error.to_string()))]
+    #[error("{}: {}: run the test again with OXTILE_EXPLAIN", path(.file), printable(&.error.to_string()))]
     Record {
         /// The file.
         file: PathBuf,
@@ -67,7 +71,7 @@ pub enum ExplainError {
     #[error(transparent)]
     Manifest(#[from] oxtile_build::Error),
     /// A folder for pictures that cannot be made.
-    #[error("{}: {error}", .folder.display())]
+    #[error("{}: {error}", path(.folder))]
     Folder {
         /// The folder.
         folder: PathBuf,
@@ -215,7 +219,7 @@ impl fmt::Display for Kernel {
             Some(record) => shown(f, record)?,
             None => writeln!(f, "        no record of a run: set OXTILE_EXPLAIN=FOLDER for a test that launches it on a checked runtime")?,
         }
-        self.pictures.iter().try_for_each(|file| writeln!(f, "output  {}", file.display()))
+        self.pictures.iter().try_for_each(|file| writeln!(f, "output  {}", path(file)))
     }
 }
 

@@ -16,7 +16,7 @@ pub use statistics::Statistics;
 use crate::{
     progress::Progress,
     safetensors::{Checkpoint, ReadError, Tensor},
-    text::{Align, Table, bytes, count, printable, shape, value},
+    text::{Align, Table, bytes, count, printable, shape, shortened, value},
 };
 
 /// Bytes of a tensor that are looked at at a time; a multiple of every element's size.
@@ -124,7 +124,7 @@ impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use Align::{Left, Right};
         let elements = self.tensors.iter().map(|tensor| tensor.elements).sum();
-        writeln!(f, "file    {}, {}", self.file, bytes(self.bytes))?;
+        writeln!(f, "file    {}, {}", printable(&self.file), bytes(self.bytes))?;
         writeln!(f, "tensors {}, {} elements", self.tensors.len(), count(elements))?;
         if !self.metadata.is_empty() {
             let mut table = Table::new(&[("key", Left), ("value", Left)]);
@@ -134,7 +134,7 @@ impl fmt::Display for Inspection {
             write!(f, "\nMetadata\n{table}")?;
         }
         if let Some(Drawn { output, tensor }) = &self.histogram {
-            writeln!(f, "drawn   `{}` in {output}", printable(tensor))?;
+            writeln!(f, "drawn   `{}` in {}", shortened(&printable(tensor), 120), printable(output))?;
         }
         if self.tensors.is_empty() {
             return Ok(());

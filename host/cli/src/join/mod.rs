@@ -17,7 +17,7 @@ use crate::{
     progress::Progress,
     safetensors::{Checkpoint, ReadError, TensorSpec, WriteError, Writer},
     shard::metadata::StatedError,
-    text::printable,
+    text::{path, printable},
 };
 
 /// Bytes that are copied at a time.
@@ -30,7 +30,7 @@ pub enum JoinError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// What a file states about itself.
-    #[error("{}: {error}", .file.display())]
+    #[error("{}: {error}", path(.file))]
     Stated {
         /// The file.
         file: PathBuf,
@@ -38,7 +38,7 @@ pub enum JoinError {
         error: StatedError,
     },
     /// Files of different runs.
-    #[error("{}: it is a shard of {found}, and {} is one of {expected}: name the files of one model", .file.display(), .first.display())]
+    #[error("{}: it is a shard of {found}, and {} is one of {expected}: name the files of one model", path(.file), path(.first))]
     Other {
         /// The file.
         file: PathBuf,
@@ -50,7 +50,7 @@ pub enum JoinError {
         expected: String,
     },
     /// Two files of one rank.
-    #[error("{}: it is the shard of rank {rank}, as {} is: name one file of each rank", .file.display(), .first.display())]
+    #[error("{}: it is the shard of rank {rank}, as {} is: name one file of each rank", path(.file), path(.first))]
     SameRank {
         /// The file.
         file: PathBuf,
@@ -60,7 +60,7 @@ pub enum JoinError {
         rank: u32,
     },
     /// Ranks without a file.
-    #[error("{}: it is a shard of {ranks} ranks, and {missing} missing: name the files of all ranks", .first.display())]
+    #[error("{}: it is a shard of {ranks} ranks, and {missing} missing: name the files of all ranks", path(.first))]
     Missing {
         /// A file that is there.
         first: PathBuf,
@@ -70,7 +70,7 @@ pub enum JoinError {
         missing: String,
     },
     /// A tensor that does not fit what the files state.
-    #[error("{}: tensor `{}` {reason}: the file is damaged or another's, shard the checkpoint again", .file.display(), printable(.name))]
+    #[error("{}: tensor `{}` {reason}: the file is damaged or another's, shard the checkpoint again", path(.file), printable(.name))]
     Tensor {
         /// The file.
         file: PathBuf,

@@ -3,11 +3,11 @@
 use std::{fmt, io, path::PathBuf};
 
 use super::{MAX_HEADER_BYTES, METADATA_KEY};
-use crate::text::printable;
+use crate::text::{path, printable};
 
 /// A file that cannot be read as safetensors.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {fault}", .file.display())]
+#[error("{}: {fault}", path(.file))]
 pub struct ReadError {
     /// The file at fault.
     pub file: PathBuf,
@@ -118,7 +118,7 @@ impl fmt::Display for Field {
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The operating system refused.
-    #[error("{}: cannot {action}: {error}", .file.display())]
+    #[error("{}: cannot {action}: {error}", path(.file))]
     Io {
         /// The output.
         file: PathBuf,
@@ -128,7 +128,7 @@ pub enum WriteError {
         error: io::Error,
     },
     /// The output would replace something that is no file.
-    #[error("{}: is a {kind}; name a file for the output", .file.display())]
+    #[error("{}: is a {kind}; name a file for the output", path(.file))]
     NotAFile {
         /// The output.
         file: PathBuf,
@@ -138,7 +138,7 @@ pub enum WriteError {
     /// The output is the input.
     #[error(
         "{}: is the input file itself{}; choose another name for the output",
-        .file.display(), if *.linked { " (by a link)" } else { "" }
+        path(.file), if *.linked { " (by a link)" } else { "" }
     )]
     SameFile {
         /// The output.
@@ -146,8 +146,11 @@ pub enum WriteError {
         /// Whether the two paths differ.
         linked: bool,
     },
+    /// The output is the recording of this process.
+    #[error("{}: is the file that OXTILE_TRACE names for a recording; choose another name for one of them", path(.0))]
+    Trace(PathBuf),
     /// Two outputs are one file.
-    #[error("{}: is the file that {} is; name two files for the outputs", .file.display(), .other.display())]
+    #[error("{}: is the file that {} is; name two files for the outputs", path(.file), path(.other))]
     Twice {
         /// An output.
         file: PathBuf,
@@ -155,7 +158,7 @@ pub enum WriteError {
         other: PathBuf,
     },
     /// Two tensors of one name.
-    #[error("{}: two tensors would be named `{}`; rename one of them", .file.display(), printable(.name))]
+    #[error("{}: two tensors would be named `{}`; rename one of them", path(.file), printable(.name))]
     DuplicateName {
         /// The output.
         file: PathBuf,
@@ -163,7 +166,7 @@ pub enum WriteError {
         name: String,
     },
     /// A tensor by the name of the header's strings.
-    #[error("{}: no tensor can be named `{METADATA_KEY}`, which is the header's key for free-form strings; rename it", .file.display())]
+    #[error("{}: no tensor can be named `{METADATA_KEY}`, which is the header's key for free-form strings; rename it", path(.file))]
     ReservedName {
         /// The output.
         file: PathBuf,
@@ -171,7 +174,7 @@ pub enum WriteError {
     /// A header longer than any reader takes.
     #[error(
         "{}: the header of its {tensors} tensors would have {bytes} bytes, more than the format's limit of {MAX_HEADER_BYTES}; write fewer tensors to a \
-         file, or shorten their names or the metadata", .file.display()
+         file, or shorten their names or the metadata", path(.file)
     )]
     HeaderTooLong {
         /// The output.
@@ -182,7 +185,7 @@ pub enum WriteError {
         tensors: usize,
     },
     /// A tensor's size does not fit its declaration.
-    #[error("{}: tensor `{}`: {reason}", .file.display(), printable(.name))]
+    #[error("{}: tensor `{}`: {reason}", path(.file), printable(.name))]
     Size {
         /// The output.
         file: PathBuf,
