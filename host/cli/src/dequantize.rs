@@ -85,7 +85,7 @@ pub fn run(request: &Dequantize, device: &mut RuntimeDevice, progress: &mut Prog
     let begin = Instant::now();
     let Dequantize { input, output, dtype, direction, .. } = request;
     let checkpoint = Checkpoint::open(input)?;
-    let plan = Plan::new(&checkpoint, *dtype, *direction).map_err(|error| JobError::Plan { file: path(&input), error: error.into() })?;
+    let plan = Plan::new(&checkpoint, *dtype, *direction).map_err(|error| JobError::Plan { file: path(input), error: error.into() })?;
     let writer = Writer::create(output, &[input], &plan.outputs, &plan.metadata)?;
     progress.expect(checkpoint.tensors().iter().map(Tensor::bytes).sum());
     let bytes = [checkpoint.bytes(), writer.bytes()];

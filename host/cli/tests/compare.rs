@@ -4,6 +4,9 @@ mod common;
 
 use common::{run, stderr, tensors::write};
 
+/// Type, elements, bytes of both, and whether they are equal; none where they cannot be compared.
+type Case = (&'static str, usize, Vec<u8>, Vec<u8>, Option<bool>);
+
 #[test]
 fn only_what_is_equal_is_called_so() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -11,8 +14,7 @@ fn only_what_is_equal_is_called_so() {
     let integers = |value: i64| value.to_le_bytes().to_vec();
     let floats = |values: &[f64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
     let nan = |payload: u64| (f64::NAN.to_bits() | payload).to_le_bytes().to_vec();
-    // Type, bytes of both, and whether they are equal; none where they cannot be compared.
-    let cases: [(&str, usize, Vec<u8>, Vec<u8>, Option<bool>); 9] = [
+    let cases: [Case; 9] = [
         ("I64", 1, integers(1 << 53), integers((1 << 53) + 1), Some(false)),
         ("I64", 1, integers(i64::MIN), integers(i64::MIN), Some(true)),
         ("F64", 2, floats(&[1e-170, 1.0]), floats(&[2e-170, 1.0]), Some(false)),

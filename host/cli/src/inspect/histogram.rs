@@ -119,7 +119,7 @@ fn gather(file: &Path, name: Option<&str>, progress: &mut Progress) -> Result<Ga
     let checkpoint = Checkpoint::open(file).map_err(HistogramError::from)?;
     if checkpoint.metadata().contains_key(FORMAT_KEY) {
         let plan = Plan::new(&checkpoint, Some(Dtype::F32), None)
-            .map_err(|error| HistogramError::Plan { file: path(&file), error: error.into() })?;
+            .map_err(|error| HistogramError::Plan { file: path(file), error: error.into() })?;
         let elements = |matrix: &&Matrix<'_>| matrix.output.shape.iter().product::<u64>();
         let found = match name {
             Some(name) => plan.matrices.iter().find(|matrix| matrix.output.name == name),
@@ -134,7 +134,7 @@ fn gather(file: &Path, name: Option<&str>, progress: &mut Progress) -> Result<Ga
         Some(name) => drawable.into_iter().find(|tensor| tensor.name == name),
         None => drawable.rev().max_by_key(|tensor| tensor.elements()),
     };
-    let no_tensor = || HistogramError::NoTensor { file: path(&file), name: name.map(str::to_owned) };
+    let no_tensor = || HistogramError::NoTensor { file: path(file), name: name.map(str::to_owned) };
     Ok(gather_numbers(&checkpoint, found.ok_or_else(no_tensor)?, progress)?)
 }
 
