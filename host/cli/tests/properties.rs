@@ -67,7 +67,7 @@ fn reference(bytes: &[u8]) -> Result<Tensors, String> {
 }
 
 proptest! {
-    #![proptest_config(config(1500))]
+    #![proptest_config(config(400))]
 
     /// What this reader takes, the reference takes, with the same content; and a valid file is taken by both. Errors are one line without escapes.
     #[test]
