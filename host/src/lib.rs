@@ -99,6 +99,11 @@ pub use tensor::DeviceTable;
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
+/// So is the program of the crate's page in a registry.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct CrateReadme;
+
 /// So are those of the page on communication.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/communication.md")]

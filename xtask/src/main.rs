@@ -7,6 +7,7 @@
 //! | `kernels`, `kernel` | `build-ptx`; `kernel NAME` |
 //! | `suite`, `processor_time` | `test`, and the processor time that it took |
 //! | `programs` | the project's programs on the kernels built here: `bench`, `demo` |
+//! | `package` | `package`: the crates as a registry gets them, and programs built from them alone |
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
 //! | `wheel` | `wheel`: the Python package |
 
@@ -14,6 +15,7 @@ mod bundle;
 mod kernel;
 mod kernels;
 mod machine;
+mod package;
 mod processor_time;
 mod programs;
 mod suite;
@@ -43,6 +45,9 @@ cargo xtask <command>
                         of samples, 64 seeds instead of 3, all large shapes, sm_89 and sm_120a too (hours)
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
+  package [--arch A,B] [--check]
+                        the crates as a registry gets them, with compiled kernels inside, in package/ of the
+                        target directory; --check builds and runs programs from them alone (minutes)
   bundle                everything a GPU machine needs, in bundle/ of the target directory
   wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
 ";
@@ -75,6 +80,7 @@ fn run() -> Result<ExitCode> {
         "test" => suite::run(&mut arguments),
         "bench" => programs::bench(&mut arguments),
         "demo" => programs::demo(&mut arguments),
+        "package" => package::make(&mut arguments),
         "bundle" => bundle::make(&mut arguments),
         "wheel" => wheel::run(&mut arguments),
         other => bail!("there is no command `{other}`\n\n{HELP}"),

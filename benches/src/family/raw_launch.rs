@@ -30,7 +30,8 @@ impl RawLaunch {
     pub fn new(gpu: &Gpu, info: KernelInfo, grid: Grid, words: ArgumentWords) -> Result<Self> {
         let images = KernelLibrary::default().find(&info, gpu.device.capability())?;
         let image = images.first().context("the library found no image")?;
-        let path = CString::new(image.path.as_os_str().as_encoded_bytes()).context("the path of the kernel has a NUL")?;
+        // PTX is text with a terminating zero; a cubin knows its own length.
+        let code = [&*image.bytes()?, &[0]].concat();
         let name = CString::new(info.name).context("the name of the kernel has a NUL")?;
         let (mut context, mut module, mut function) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let device = i32::try_from(gpu.device.index()).context("there is no such device")?;
@@ -38,7 +39,7 @@ impl RawLaunch {
         unsafe {
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
             check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
-            check("cuModuleLoad", sys::cuModuleLoad(&raw mut module, path.as_ptr()))?;
+            check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, code.as_ptr().cast()))?;
             check("cuModuleGetFunction", sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()))?;
         }
         let words = Box::new(words);

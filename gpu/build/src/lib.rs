@@ -30,11 +30,14 @@
 //! | `machine_code`, `sass` | instructions of a cubin: counted, and listed |
 //! | `lint`, `ratchet`, `causes` | what no kernel may have; the figures that each was accepted with; source lines of findings |
 //! | `manifest`, `source_hash` | what was built, and from which sources |
+//! | `pack`, `bin` | compiled kernels for a program to hold, and the program that packs them |
+//! | `stamp` | the source hash in a package of a registry |
 //! | `tool`, `error` | how programs are run; what can go wrong |
 #![deny(missing_docs)]
 
 pub mod recipe;
 pub mod source_hash;
+pub mod stamp;
 
 #[cfg(feature = "compile")]
 pub mod arch;
@@ -60,6 +63,8 @@ pub mod lint;
 pub mod machine_code;
 #[cfg(feature = "compile")]
 pub mod manifest;
+#[cfg(feature = "pack")]
+pub mod pack;
 #[cfg(feature = "compile")]
 pub mod ptx;
 #[cfg(feature = "compile")]

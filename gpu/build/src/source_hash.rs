@@ -4,7 +4,7 @@
 //! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, what these manifests
 //! inherit from their workspace, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies
 //! from a registry are covered by the version requirement in the manifest. Dependencies only the host has
-//! (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out.
+//! (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out. A package of a registry holds the hash ([`crate::stamp`]).
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use std::{
 use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
-use crate::recipe;
+use crate::{recipe, stamp};
 
 /// A file of the kernel crate or of one of its path dependencies could not be read.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl std::error::Error for SourceHashError {
     }
 }
 
-type Result<T> = std::result::Result<T, SourceHashError>;
+pub(crate) type Result<T> = std::result::Result<T, SourceHashError>;
 
 /// The hash of the kernel crate in `folder` as 64 hexadecimal digits.
 pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
@@ -65,11 +65,7 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
     for (name, package) in packages(folder.as_ref())? {
         add(&mut hash, inherited(&package)?.as_bytes());
         for path in files(&package)? {
-            let content = read(&path)?;
-            // The place of a file in its package, so that the hash is the same wherever the sources lie.
-            let place = path.strip_prefix(&package).unwrap_or(&path).to_string_lossy().replace('\\', "/");
-            add(&mut hash, format!("{name}/{place}").as_bytes());
-            add(&mut hash, content.as_bytes());
+            add_file(&mut hash, &name, &package, &path)?;
         }
     }
     Ok(hex(&hash.finalize()))
@@ -79,6 +75,23 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
 #[cfg(feature = "compile")]
 pub(crate) fn manifests(folder: &Path) -> Result<Vec<String>> {
     packages(folder)?.values().map(|package| Ok(inherited(package)? + &read(&package.join("Cargo.toml"))?)).collect()
+}
+
+/// The hash of a package's own build script and sources, without its manifest, which cargo rewrites in packages.
+pub(crate) fn own_sources(package: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    for path in files(package)?.iter().filter(|path| !path.ends_with("Cargo.toml")) {
+        add_file(&mut hash, "", package, path)?;
+    }
+    Ok(hex(&hash.finalize()))
+}
+
+/// Adds the place of a file in its package, so that the hash is the same wherever the sources lie, and its content.
+fn add_file(hash: &mut Sha256, name: &str, package: &Path, path: &Path) -> Result<()> {
+    let place = path.strip_prefix(package).unwrap_or(path).to_string_lossy().replace('\\', "/");
+    add(hash, format!("{name}/{place}").as_bytes());
+    add(hash, read(path)?.as_bytes());
+    Ok(())
 }
 
 /// What the build script of the kernel crate in `folder` prints: it sets `OXTILE_SOURCE_HASH` for `env!` and runs again when
@@ -101,6 +114,10 @@ fn directives(folder: &Path, nested: bool) -> Result<String> {
     let again = format!("cargo::rerun-if-env-changed={}\n", recipe::NESTED);
     if nested {
         return Ok(again + "cargo::rustc-env=OXTILE_SOURCE_HASH=of-the-program\n");
+    }
+    if let Some(hash) = stamp::stamped(folder)? {
+        let watched = format!("cargo::rerun-if-changed={}\ncargo::rerun-if-changed=src\n", stamp::FILE);
+        return Ok(again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={hash}\n{watched}"));
     }
     let whole = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.to_owned(), source })?;
     let mut text = again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);

@@ -161,6 +161,38 @@ fn instructions_are_counted_as_nvdisasm_lists_them() {
     }
 }
 
+/// The sections of a cubin that the GPU reads: code and constants. Not `.nv.info`: it may name symbols, which line tables add.
+fn device_sections(cubin: &Path) -> Vec<(String, Vec<u8>)> {
+    use object::{Object, ObjectSection};
+    let bytes = fs::read(cubin).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let sections = file.sections().map(|section| (section.name().unwrap().to_owned(), section.data().unwrap().to_vec()));
+    sections.filter(|(name, _)| [".text.", ".nv.constant"].iter().any(|kind| name.starts_with(kind))).collect()
+}
+
+#[test]
+fn kernels_are_shipped_without_line_tables_and_with_the_same_code() {
+    let (_guard, folder) = external_crate();
+    let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let build = |lines: bool| Builder::new(&folder).line_tables(lines).inspect().unwrap().kernels;
+    let has = |cubin: &Path, what: &str| fs::read(cubin).unwrap().windows(what.len()).any(|bytes| bytes == what.as_bytes());
+    let lined = tempfile::tempdir().unwrap();
+    let shipped = build(false);
+    assert!(shipped.len() > 3, "{shipped:?}");
+    for kernel in &shipped {
+        let cubin = lined.path().join("cubin");
+        let mut ptxas = Command::new(&tools.ptxas);
+        ptxas.arg(format!("-arch={}", kernel.arch)).arg("-lineinfo").arg(&kernel.ptx).arg("-o").arg(&cubin);
+        assert!(ptxas.status().unwrap().success());
+        let sections = device_sections(&kernel.cubin);
+        assert!(sections.iter().any(|(name, code)| name.starts_with(".text.") && !code.is_empty()), "{}", kernel.meta.name);
+        assert_eq!(sections, device_sections(&cubin), "{}", kernel.meta.name);
+        assert!(has(&cubin, "debug_line") && !has(&kernel.cubin, "debug_line"), "{}", kernel.meta.name);
+    }
+    // A build for a profiler has them.
+    assert!(build(true).iter().all(|kernel| has(&kernel.cubin, "debug_line")));
+}
+
 #[test]
 fn a_duplicated_barrier_is_refused() {
     let (_guard, folder) = external_crate();

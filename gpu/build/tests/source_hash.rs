@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use oxtile_build::source_hash::{cargo_directives, source_hash};
+use oxtile_build::stamp;
 
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -96,4 +97,42 @@ fn a_missing_dependency_is_named() {
     fs::remove_dir_all(root.path().join("dsl")).unwrap();
     let error = source_hash(root.path().join("kernels")).unwrap_err().to_string();
     assert!(error.contains("dsl") && error.contains("source hash"), "{error}");
+}
+
+/// The hash that the build script of the kernel crate in a folder compiles in.
+fn compiled_in(folder: &Path) -> String {
+    let text = cargo_directives(folder).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("cargo::rustc-env=OXTILE_SOURCE_HASH=")).unwrap().to_owned()
+}
+
+#[test]
+fn a_package_has_the_hash_of_the_workspace_until_it_is_edited() {
+    let (root, package) = (workspace(), tempfile::tempdir().unwrap());
+    let checkout = root.path().join("kernels");
+    let (hash, at) = (source_hash(&checkout).unwrap(), |place: &str| package.path().join(place));
+    // As cargo packs it: another manifest, no crate beside it.
+    write(&at("Cargo.toml"), "[package]\nname = \"kernels\"\n[dependencies]\ndsl = \"=0.1.0\"\nhalf = \"2\"\n");
+    write(&at("Cargo.toml.orig"), &fs::read_to_string(checkout.join("Cargo.toml")).unwrap());
+    write(&at("src/lib.rs"), "// sources\n");
+    write(&at(stamp::FILE), &stamp::stamp(&checkout).unwrap());
+    assert_eq!(compiled_in(package.path()), hash);
+    write(&at("README.md"), "not a source");
+    assert_eq!(compiled_in(package.path()), hash);
+
+    write(&at("src/lib.rs"), "// sources, edited where they were vendored\n");
+    let edited = compiled_in(package.path());
+    assert!(edited.starts_with("edited-") && edited.len() > 64, "{edited}");
+
+    write(&at(stamp::FILE), "one line\n");
+    let error = cargo_directives(package.path()).unwrap_err().to_string();
+    assert!(error.contains("SOURCE_HASH") && error.contains("two lines"), "{error}");
+}
+
+#[test]
+fn a_stamp_that_was_left_in_a_checkout_is_not_read() {
+    let root = workspace();
+    let checkout = root.path().join("kernels");
+    write(&checkout.join(stamp::FILE), &stamp::stamp(&checkout).unwrap());
+    write(&checkout.join("src/lib.rs"), "// edited since\n");
+    assert_eq!(compiled_in(&checkout), source_hash(&checkout).unwrap());
 }

@@ -276,9 +276,11 @@ impl Expansion {
         let names = self.parameters.iter().map(|p| &p.name);
         let call = self.parameters.iter().map(|p| &p.name);
         quote! {
-            let mut __words = ::oxtile_tile::launch::WordReader::new(words);
-            #(let #names = <#types as ::oxtile_tile::launch::Parameter>::unpack(&mut __words);)*
-            #function #turbofish (#(#call),*)
+            ::oxtile_tile::emulated! {
+                let mut __words = ::oxtile_tile::launch::WordReader::new(words);
+                #(let #names = <#types as ::oxtile_tile::launch::Parameter>::unpack(&mut __words);)*
+                #function #turbofish (#(#call),*)
+            }
         }
     }
 

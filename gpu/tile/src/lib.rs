@@ -58,6 +58,25 @@ pub mod warpgroup;
 
 pub use oxtile_macros::{Parameter, SharedStorage, kernel};
 
+/// The body of a kernel's emulated thread, for `#[kernel]`. Without the feature `emulator` it is checked and not compiled: a closure that is never called has no code.
+#[doc(hidden)]
+#[macro_export]
+#[cfg(feature = "emulator")]
+macro_rules! emulated {
+    ($($body:tt)*) => { $($body)* };
+}
+
+/// The body of a kernel's emulated thread, for `#[kernel]`. Without the feature `emulator` it is checked and not compiled: a closure that is never called has no code.
+#[doc(hidden)]
+#[macro_export]
+#[cfg(not(feature = "emulator"))]
+macro_rules! emulated {
+    ($($body:tt)*) => {{
+        let _ = || { $($body)* };
+        panic!("kernels were compiled without the feature `emulator` of oxtile-tile");
+    }};
+}
+
 /// What a kernel file imports.
 pub mod prelude {
     pub use crate::block::ReduceStorage;

@@ -1,15 +1,11 @@
 //! `oxtile doctor`: lists what this machine and environment have of what Oxtile uses, and how to mend what is missing.
 
-use std::{
-    collections::BTreeMap,
-    env, fmt, fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, env, fmt, fs, path::Path};
 
 use oxtile::{
     comm::bootstrap::{BootstrapError, Environment, Launcher},
     kernels::KERNELS,
-    runtime::KernelLibrary,
+    runtime::{KernelLibrary, KernelPlace},
 };
 use oxtile_doctor::{Driver, Finding, Status};
 use serde::{Deserialize, Serialize};
@@ -86,13 +82,19 @@ fn kernels(library: &KernelLibrary, gpu: Option<(u32, u32)>) -> Vec<Finding> {
     let Some(kernel) = KERNELS.iter().flat_map(|family| family.instances).find(|kernel| kernel.requires.is_empty()) else {
         return findings;
     };
-    let of_package = |folder: PathBuf| folder.join(kernel.package);
-    let found = library.folders().into_iter().map(of_package).find(|folder| folder.join("manifest.json").is_file());
-    let Some(folder) = found else {
-        findings.push(Finding::absent("kernels", "none are compiled, hence none run on a GPU", BUILD));
-        return findings;
+    let compiled = match library.locate(kernel.package) {
+        Ok(None) => {
+            findings.push(Finding::absent("kernels", "none are compiled, hence none run on a GPU", BUILD));
+            return findings;
+        }
+        Ok(Some(KernelPlace::Folder(folder))) => compiled(&folder),
+        Ok(Some(KernelPlace::Program(counts))) => {
+            let counts: Vec<_> = counts.into_iter().map(|(arch, count)| format!("{count} for {arch}")).collect();
+            Ok(format!("{} (inside this program)", counts.join(", ")))
+        }
+        Err(error) => Err(error.to_string()),
     };
-    findings.push(match (library.find(kernel, gpu.unwrap_or(HOPPER)), compiled(&folder)) {
+    findings.push(match (library.find(kernel, gpu.unwrap_or(HOPPER)), compiled) {
         (Ok(_), Ok(compiled)) => Finding::ok("kernels", compiled),
         (Err(oxtile::Error::WrongArchitecture { .. }), Ok(compiled)) => match gpu {
             Some((major, minor)) => Finding::absent("kernels", format!("{compiled}, none of which runs on {major}.{minor}"), BUILD),

@@ -17,6 +17,9 @@ const FILES: [(&str, &str); 6] = [
     ("tests/scale.rs", include_str!("new/test.rs.in")),
 ];
 
+/// The version of this program and of the crates that it was made with.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// Names that no crate of kernels can have: it depends on crates with these, or the language has them.
 const TAKEN: [&str; 8] = ["oxtile", "oxtile-tile", "oxtile-build", "core", "std", "alloc", "test", "proc-macro"];
 
@@ -88,7 +91,7 @@ pub fn run(request: &arguments::New) -> Result<Report, NewError> {
         ("CRATE", name.replace('-', "_")),
         ("NAME", name.to_owned()),
         ("TILE", dependency(checkout.as_deref(), "gpu/tile", "")),
-        ("HOST", dependency(checkout.as_deref(), "host", ", default-features = false")),
+        ("HOST", dependency(checkout.as_deref(), "host", ", default-features = false, features = [\"cuda-13000\", \"emulator\"]")),
         ("BUILD", dependency(checkout.as_deref(), "gpu/build", ", default-features = false")),
     ];
     let filled = |text: &str| words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value));
@@ -121,12 +124,12 @@ fn is_checkout(folder: &Path) -> bool {
     ["gpu/tile", "gpu/build", "host"].iter().all(|package| folder.join(package).join("Cargo.toml").is_file())
 }
 
-/// A dependency on a package of the checkout, or of the repository.
+/// A dependency on a package of the checkout, or on the version of this program in the registry.
 fn dependency(checkout: Option<&Path>, package: &str, options: &str) -> String {
     match checkout {
         // Debug escapes as TOML's basic strings do.
         Some(checkout) => format!("{{ path = {:?}{options} }}", checkout.join(package)),
-        None => format!("{{ git = {:?}{options} }}", env!("CARGO_PKG_REPOSITORY")),
+        None => format!("{{ version = \"={VERSION}\"{options} }}"),
     }
 }
 
@@ -140,7 +143,7 @@ impl fmt::Display for Report {
         let folder = path(&self.folder);
         match &self.checkout {
             Some(checkout) => writeln!(f, "crate   {folder}, on the checkout in {}", path(checkout))?,
-            None => writeln!(f, "crate   {folder}, on {}", env!("CARGO_PKG_REPOSITORY"))?,
+            None => writeln!(f, "crate   {folder}, on Oxtile {VERSION} of the registry")?,
         }
         writeln!(f, "\ncd {folder}")?;
         writeln!(f, "cargo test      # the kernel on the emulator, every access checked")?;
@@ -187,8 +190,8 @@ mod tests {
         assert_eq!(checkout_of(&copy.join("target/debug/oxtile"), &built), Some(copy));
         assert_eq!(checkout_of(&root.path().join("bin/oxtile"), &built), Some(first));
         assert_eq!(checkout_of(&root.path().join("bin/oxtile"), &cargos.join("host/cli")), None);
-        let git = dependency(None, "host", ", default-features = false");
-        assert_eq!(git, "{ git = \"https://github.com/oxtile/oxtile\", default-features = false }");
+        let published = dependency(None, "host", ", default-features = false");
+        assert_eq!(published, format!("{{ version = \"={VERSION}\", default-features = false }}"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use oxtile_emulator::Fault;
 use oxtile_tile::launch::{LaunchError, ParameterName};
 
 use super::emulated::StreamRace;
-use super::library::{build_command, package_of};
+use super::library::{build_command, mend, or_feature};
 use crate::rank::{BootstrapError, Rank, SymmetricError};
 
 /// The result of a runtime call.
@@ -194,8 +194,9 @@ pub enum Error {
     Bootstrap(#[from] BootstrapError),
     /// No folder holds compiled kernels of the package.
     #[error(
-        "no compiled kernels of `{package}` for `{kernel}`: run {}, or name their folder in OXTILE_KERNELS{}",
+        "no compiled kernels of `{package}` for `{kernel}`: run {}{}, or name their folder in OXTILE_KERNELS{}",
         build_command(package, ""),
+        or_feature(package),
         looked_in(searched)
     )]
     NoKernels {
@@ -207,7 +208,7 @@ pub enum Error {
         searched: Vec<PathBuf>,
     },
     /// The package was compiled without this kernel.
-    #[error("{} has no kernel `{kernel}`: run {}", manifest.display(), build_command(&package_of(manifest), ""))]
+    #[error("{} has no kernel `{kernel}`: {}", manifest.display(), mend(manifest))]
     UnknownKernel {
         /// The kernel's entry.
         kernel: &'static str,
@@ -216,10 +217,10 @@ pub enum Error {
     },
     /// The compiled kernels are of other sources than this program.
     #[error(
-        "the kernels in {} are stale: they were built from sources {found}, this program from {expected}: run {}, or take them with \
+        "the kernels in {} are stale: they were built from sources {found}, this program from {expected}: {}, or take them with \
          OXTILE_STALE_KERNELS=1",
         manifest.display(),
-        build_command(&package_of(manifest), "")
+        mend(manifest)
     )]
     StaleKernels {
         /// The manifest.
@@ -242,9 +243,9 @@ pub enum Error {
     },
     /// The compiled kernel has other launch facts than this program's.
     #[error(
-        "kernel `{kernel}` in {} has {what} {found}, this program expects {expected}: build both from the same sources: run {}",
+        "kernel `{kernel}` in {} has {what} {found}, this program expects {expected}: build both from the same sources: {}",
         manifest.display(),
-        build_command(&package_of(manifest), "")
+        mend(manifest)
     )]
     KernelMismatch {
         /// The kernel's entry.
@@ -259,22 +260,16 @@ pub enum Error {
         found: String,
     },
     /// The kernel was not compiled for the device's architecture.
-    #[error(
-        "kernel `{kernel}` is compiled for {}, none of which runs on sm_{device}: run {}",
-        list(found),
-        build_command(package, &format!(" --arch {wanted}"))
-    )]
+    #[error("kernel `{kernel}` is compiled for {}, none of which runs on sm_{device}: {mend}", list(found))]
     WrongArchitecture {
-        /// The Cargo package.
-        package: &'static str,
         /// The kernel's entry.
         kernel: &'static str,
         /// The device's compute capability, such as `90`.
         device: u32,
-        /// The architecture to build for.
-        wanted: String,
-        /// The architectures in the manifest.
+        /// The architectures that it is compiled for.
         found: Vec<String>,
+        /// What to do.
+        mend: String,
     },
     /// A shared library that is loaded at run time is missing or not usable.
     #[error("{library} is not available: {why}")]
@@ -331,7 +326,7 @@ pub enum Error {
         why: String,
     },
     /// A file of the compiled kernels cannot be read.
-    #[error("cannot read {}: {why}: run {}", path.display(), build_command(&package_of(path), ""))]
+    #[error("cannot read {}: {why}: {}", path.display(), mend(path))]
     KernelFile {
         /// The file.
         path: PathBuf,

@@ -1,5 +1,6 @@
 //! Where compiled kernels are found.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
@@ -8,24 +9,42 @@ use std::path::{Path, PathBuf};
 use oxtile_tile::launch::KernelInfo;
 use serde::Deserialize;
 
+use super::architecture::{Architecture, number, wanted};
 use super::error::{Error, Result};
+use super::facts::Facts;
+use super::pack::{self, Cubin, INSIDE, Pack};
 
-/// The folders with the compiled kernels of a program: for each Cargo package a folder with its `manifest.json`, PTX
-/// and cubins, as `cargo xtask build-ptx` or `oxtile build` write them.
+/// The places with the compiled kernels of a program: folders, which have for each Cargo package a folder with its `manifest.json`, PTX
+/// and cubins, as `cargo xtask build-ptx` or `oxtile build` write them; and packs inside the program.
 ///
-/// The first of these folders that holds the package is taken:
-/// 1. those given explicitly ([`CudaOptions::kernels`](super::CudaOptions::kernels)),
+/// The first of these places that holds the package is taken:
+/// 1. the folders given explicitly ([`CudaOptions::kernels`](super::CudaOptions::kernels)),
 /// 2. those in the variable `OXTILE_KERNELS` (separated as `PATH` is),
-/// 3. `kernels/` beside the executable,
-/// 4. `oxtile/kernels/` in a folder above the executable: cargo's target folder, so that `cargo run` works.
+/// 3. packs inside the program: those given ([`CudaOptions::packs`](super::CudaOptions::packs)), then those of the features `sm80`, `sm90a` and `sm100a`. In a
+///    checkout of Oxtile these features hold none,
+/// 4. `kernels/` beside the executable,
+/// 5. `oxtile/kernels/` in a folder above the executable: cargo's target folder, so that `cargo run` works.
 ///
 /// Kernels of other sources than the program's are refused, and those of a program that knows no hash of its sources, which cannot tell. The
 /// variable `OXTILE_STALE_KERNELS=1` lets both in.
 #[derive(Clone, Debug, Default)]
 pub struct KernelLibrary {
     explicit: Vec<PathBuf>,
+    packs: Vec<&'static Pack>,
     takes_stale: bool,
 }
+
+/// Where the kernels of a package are.
+#[derive(Clone, Debug)]
+pub enum KernelPlace {
+    /// The folder of the package.
+    Folder(PathBuf),
+    /// Inside the program: how many kernels there are for each architecture.
+    Program(Vec<(String, usize)>),
+}
+
+/// The features of this library that hold kernels, with their architectures.
+const FEATURES: [(&str, &str); 3] = [("sm80", "sm_80"), ("sm90a", "sm_90a"), ("sm100a", "sm_100a")];
 
 /// The variable that lets kernels in whose sources may be others than the program's.
 const STALE: &str = "OXTILE_STALE_KERNELS";
@@ -33,10 +52,27 @@ const STALE: &str = "OXTILE_STALE_KERNELS";
 /// A compiled kernel that runs on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelImage {
-    /// The file.
+    /// The file, or where in the program it lies.
     pub path: PathBuf,
     /// Whether it is PTX, which the driver compiles, rather than a cubin.
     pub is_ptx: bool,
+    /// The image itself, if it is inside the program.
+    cubin: Option<Cubin>,
+}
+
+impl KernelImage {
+    /// The image.
+    ///
+    /// # Errors
+    /// [`Error::KernelFile`] if the file cannot be read.
+    pub fn bytes(&self) -> Result<Cow<'static, [u8]>> {
+        match self.cubin {
+            Some(Cubin(bytes)) => Ok(bytes.into()),
+            None => {
+                fs::read(&self.path).map(Cow::Owned).map_err(|error| Error::KernelFile { path: self.path.clone(), why: error.to_string() })
+            }
+        }
+    }
 }
 
 /// The part of `manifest.json` that loading needs.
@@ -67,9 +103,20 @@ struct Files {
 }
 
 impl KernelLibrary {
-    /// The usual folders, after these.
+    /// The usual places, after these folders.
     pub fn new(explicit: Vec<PathBuf>) -> Self {
-        Self { explicit, takes_stale: false }
+        Self { explicit, ..Self::default() }
+    }
+
+    /// Adds packs inside the program, `include_bytes!` of what `oxtile-pack` writes. They come before those of the features.
+    ///
+    /// # Errors
+    /// [`Error::KernelFile`] for one that is no pack, is truncated or damaged, or has a version that this program does not read.
+    pub fn holding(mut self, packs: &[&'static [u8]]) -> Result<Self> {
+        for bytes in packs {
+            self.packs.push(pack::read(bytes).map_err(|why| Error::KernelFile { path: INSIDE.into(), why })?);
+        }
+        Ok(self)
     }
 
     /// Lets in kernels whose sources may be others than the program's, as `OXTILE_STALE_KERNELS=1` does. Launch facts that differ
@@ -80,15 +127,43 @@ impl KernelLibrary {
 
     /// The folders, in the order they are looked through.
     pub fn folders(&self) -> Vec<PathBuf> {
+        [self.named_folders(), near_folders()].concat()
+    }
+
+    /// The folders that a person named: they come before the packs.
+    fn named_folders(&self) -> Vec<PathBuf> {
         let mut folders = self.explicit.clone();
         if let Some(list) = env::var_os("OXTILE_KERNELS") {
             folders.extend(env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()));
         }
-        if let Ok(executable) = env::current_exe() {
-            folders.extend(executable.parent().map(|folder| folder.join("kernels")));
-            folders.extend(executable.ancestors().skip(1).map(|above| above.join("oxtile").join("kernels")).filter(|f| f.is_dir()));
-        }
         folders
+    }
+
+    /// All packs, those given first.
+    fn packs(&self) -> Result<Vec<&'static Pack>> {
+        Ok([&self.packs, pack::built_in()?].concat())
+    }
+
+    /// The packs of a package.
+    fn packs_of(&self, package: &str) -> Result<Vec<&'static Pack>> {
+        Ok(self.packs()?.into_iter().filter(|pack| pack.package() == package).collect())
+    }
+
+    /// Where the kernels of a package are, if anywhere.
+    ///
+    /// # Errors
+    /// [`Error::KernelFile`] for a damaged pack.
+    pub fn locate(&self, package: &str) -> Result<Option<KernelPlace>> {
+        let holds = |folder: &PathBuf| folder.join("manifest.json").is_file();
+        let first = |folders: Vec<PathBuf>| folders.into_iter().map(|folder| folder.join(package)).find(holds);
+        if let Some(folder) = first(self.named_folders()) {
+            return Ok(Some(KernelPlace::Folder(folder)));
+        }
+        let packs = self.packs_of(package)?;
+        if packs.is_empty() {
+            return Ok(first(near_folders()).map(KernelPlace::Folder));
+        }
+        Ok(Some(KernelPlace::Program(packs.iter().map(|pack| (pack.architecture().to_owned(), pack.len())).collect())))
     }
 
     /// Whether there is any kernel that runs on a device of this compute capability; if not, why.
@@ -99,13 +174,20 @@ impl KernelLibrary {
         let packages = self.folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
         let manifests: Vec<_> = packages.filter_map(|package| Manifest::read(&package.path().join("manifest.json")).ok()).collect();
         let entries = || manifests.iter().flat_map(|manifest| manifest.kernels.values());
-        if entries().any(|entry| !entry.images(Path::new(""), capability).is_empty()) {
+        let packs = self.packs().map_err(|error| error.to_string())?;
+        let runs =
+            |pack: &&Pack| Architecture::parse(pack.architecture()).is_some_and(|architecture| architecture.cubin_runs_on(capability));
+        if entries().any(|entry| !entry.images(Path::new(""), capability).is_empty()) || packs.iter().any(runs) {
             return Ok(());
         }
-        let found: BTreeSet<_> = entries().flat_map(|entry| entry.architectures.keys().map(String::as_str)).collect();
+        let of_packs = packs.iter().map(|pack| pack.architecture());
+        let found: BTreeSet<_> = entries().flat_map(|entry| entry.architectures.keys().map(String::as_str)).chain(of_packs).collect();
         let arch = wanted(capability);
-        let mend =
-            format!("run `cargo xtask build-ptx --arch {arch}`, or `oxtile build --arch {arch}` in the folder of a crate of your own");
+        let own = format!("`oxtile build --arch {arch}` in the folder of a crate of your own");
+        let mend = match feature(capability).filter(|_| !packs.is_empty()) {
+            Some(feature) => format!("enable the feature `{feature}` of `oxtile`, or run {own}"),
+            None => format!("run `cargo xtask build-ptx --arch {arch}`, or {own}"),
+        };
         if found.is_empty() {
             return Err(format!("there are no compiled kernels: {mend}"));
         }
@@ -119,26 +201,81 @@ impl KernelLibrary {
     /// [`Error::NoKernels`], [`Error::KernelFile`], [`Error::StaleKernels`], [`Error::UnhashedKernels`], [`Error::UnknownKernel`],
     /// [`Error::KernelMismatch`] and [`Error::WrongArchitecture`], each with the command that mends it.
     pub fn find(&self, info: &KernelInfo, capability: (u32, u32)) -> Result<Vec<KernelImage>> {
-        let folders = self.folders();
-        let Some(folder) = folders.iter().map(|f| f.join(info.package)).find(|f| f.join("manifest.json").is_file()) else {
-            return Err(Error::NoKernels { package: info.package, kernel: info.name, searched: folders });
-        };
+        match self.locate(info.package)? {
+            None => Err(Error::NoKernels { package: info.package, kernel: info.name, searched: self.folders() }),
+            Some(KernelPlace::Folder(folder)) => self.find_in_folder(&folder, info, capability),
+            Some(KernelPlace::Program(_)) => self.find_in_packs(&self.packs_of(info.package)?, info, capability),
+        }
+    }
+
+    fn find_in_folder(&self, folder: &Path, info: &KernelInfo, capability: (u32, u32)) -> Result<Vec<KernelImage>> {
         let path = folder.join("manifest.json");
         let manifest = Manifest::read(&path)?;
-        if *info.source_hash != manifest.source_hash && !self.takes_stale && env::var_os(STALE).is_none_or(|value| value != "1") {
-            let (expected, found) = ((*info.source_hash).to_owned(), manifest.source_hash);
-            return Err(match expected.is_empty() {
-                true => Error::UnhashedKernels { package: info.package, kernel: info.name },
-                false => Error::StaleKernels { manifest: path, expected, found },
-            });
-        }
+        self.check_hash(info, &manifest.source_hash, &path)?;
         let Some(entry) = manifest.kernels.get(info.name) else {
             return Err(Error::UnknownKernel { kernel: info.name, manifest: path });
         };
-        entry.check(info, &path)?;
-        let images = entry.images(&folder, capability);
-        if images.is_empty() { Err(wrong_architecture(info, entry, capability)) } else { Ok(images) }
+        entry.facts().check(info, &path)?;
+        let images = entry.images(folder, capability);
+        if images.is_empty() {
+            let mend = format!("run {}", build_command(info.package, &format!(" --arch {}", wanted(capability))));
+            return Err(wrong_architecture(info, entry.architectures.keys().cloned(), capability, mend));
+        }
+        Ok(images)
     }
+
+    /// Every pack is held to the program's sources and launch facts, that of another GPU too.
+    fn find_in_packs(&self, packs: &[&'static Pack], info: &KernelInfo, capability: (u32, u32)) -> Result<Vec<KernelImage>> {
+        for pack in packs {
+            self.check_hash(info, pack.source_hash(), &pack.path())?;
+            pack.facts(info.name).map_or(Ok(()), |facts| facts.check(info, &pack.path()))?;
+        }
+        let architecture = |pack: &Pack| Architecture::parse(pack.architecture());
+        let runs = |pack: &&&'static Pack| architecture(pack).is_some_and(|architecture| architecture.cubin_runs_on(capability));
+        let having: Vec<_> = packs.iter().filter(|pack| pack.has(info.name)).collect();
+        let best = having.iter().copied().filter(runs).max_by_key(|pack| architecture(pack).map(|a| (a.number, a.variant)));
+        match (best, packs.first()) {
+            (Some(pack), _) => {
+                let image = KernelImage { path: pack.path().join(info.name), is_ptx: false, cubin: Some(pack.cubin(info)?) };
+                Ok(vec![image])
+            }
+            (None, Some(first)) if having.is_empty() => Err(Error::UnknownKernel { kernel: info.name, manifest: first.path() }),
+            (None, _) => {
+                let own = OWN.contains(&info.package);
+                let mend = match feature(capability).filter(|_| own) {
+                    Some(feature) => format!("enable the feature `{feature}` of `oxtile`"),
+                    None => format!("name a folder with kernels for {} in OXTILE_KERNELS", wanted(capability)),
+                };
+                Err(wrong_architecture(info, having.iter().map(|pack| pack.architecture().to_owned()), capability, mend))
+            }
+        }
+    }
+
+    /// Fails unless the kernels are of the program's sources.
+    fn check_hash(&self, info: &KernelInfo, found: &str, manifest: &Path) -> Result<()> {
+        if *info.source_hash == found || self.takes_stale || env::var_os(STALE).is_some_and(|value| value == "1") {
+            return Ok(());
+        }
+        let (manifest, expected, found) = (manifest.to_owned(), (*info.source_hash).to_owned(), found.to_owned());
+        Err(match expected.is_empty() {
+            true => Error::UnhashedKernels { package: info.package, kernel: info.name },
+            false => Error::StaleKernels { manifest, expected, found },
+        })
+    }
+}
+
+/// The folders that lie near the executable.
+fn near_folders() -> Vec<PathBuf> {
+    let Ok(executable) = env::current_exe() else { return Vec::new() };
+    let beside = executable.parent().map(|folder| folder.join("kernels"));
+    let above = executable.ancestors().skip(1).map(|above| above.join("oxtile").join("kernels")).filter(|folder| folder.is_dir());
+    beside.into_iter().chain(above).collect()
+}
+
+/// The feature of this library that holds kernels for a device.
+fn feature(capability: (u32, u32)) -> Option<&'static str> {
+    let runs = |name: &str| Architecture::parse(name).is_some_and(|architecture| architecture.cubin_runs_on(capability));
+    FEATURES.iter().find(|(_, architecture)| runs(architecture)).map(|(feature, _)| *feature)
 }
 
 /// The packages whose kernels `cargo xtask` builds.
@@ -149,6 +286,26 @@ pub(super) fn build_command(package: &str, options: &str) -> String {
     match OWN.contains(&package) {
         true => format!("`cargo xtask build-ptx{options}`"),
         false => format!("`oxtile build{options}` in the folder of `{package}`"),
+    }
+}
+
+/// What else a person can do who has no kernels of a package.
+pub(super) fn or_feature(package: &str) -> &'static str {
+    match package == OWN[0] {
+        true => {
+            " in a checkout of Oxtile, enable a feature of `oxtile` that holds them (sm80, sm90a, sm100a) where it comes from a registry"
+        }
+        false => "",
+    }
+}
+
+/// What mends kernels that are not those of the program.
+pub(super) fn mend(manifest: &Path) -> String {
+    match manifest.starts_with(INSIDE) {
+        true => {
+            "take `oxtile` and the crates that it depends on of one release, unedited, or name a folder of kernels in OXTILE_KERNELS".into()
+        }
+        false => format!("run {}", build_command(&package_of(manifest), "")),
     }
 }
 
@@ -166,22 +323,9 @@ impl Manifest {
 }
 
 impl Entry {
-    /// Fails unless the kernel was compiled with the launch facts that this program has of it: ADR 6.
-    fn check(&self, info: &KernelInfo, manifest: &Path) -> Result<()> {
-        let numbers = [
-            ("threads", info.threads, self.threads[0]),
-            ("cluster", info.cluster, self.cluster),
-            ("shared", info.shared_bytes, self.shared_bytes),
-            ("words", info.words, self.words),
-        ];
-        let numbers = numbers.map(|(what, expected, found)| (what, expected.to_string(), found.to_string()));
-        let parameters = ("parameters", info.parameters.join(", "), self.parameters.join(", "));
-        match [parameters].into_iter().chain(numbers).find(|(_, expected, found)| expected != found) {
-            None => Ok(()),
-            Some((what, expected, found)) => {
-                Err(Error::KernelMismatch { kernel: info.name, manifest: manifest.to_owned(), what, expected, found })
-            }
-        }
+    fn facts(&self) -> Facts<'_> {
+        let Self { threads, cluster, shared_bytes, parameters, words, .. } = self;
+        Facts { threads: threads[0], cluster: *cluster, shared_bytes: *shared_bytes, parameters, words: *words }
     }
 
     fn images(&self, folder: &Path, capability: (u32, u32)) -> Vec<KernelImage> {
@@ -192,86 +336,10 @@ impl Entry {
         let cubins = architectures.iter().filter(|(a, _)| a.cubin_runs_on(capability));
         let cubins = cubins.filter_map(|(_, files)| files.cubin.as_ref().filter(|file| !file.is_empty())).map(|file| (file, false));
         let ptx = architectures.iter().filter(|(a, _)| a.ptx_runs_on(capability)).map(|(_, files)| (&files.ptx, true));
-        cubins.chain(ptx).map(|(file, is_ptx)| KernelImage { path: folder.join(file), is_ptx }).collect()
+        cubins.chain(ptx).map(|(file, is_ptx)| KernelImage { path: folder.join(file), is_ptx, cubin: None }).collect()
     }
 }
 
-fn wrong_architecture(info: &KernelInfo, entry: &Entry, capability: (u32, u32)) -> Error {
-    let found = entry.architectures.keys().cloned().collect();
-    Error::WrongArchitecture { package: info.package, kernel: info.name, device: number(capability), wanted: wanted(capability), found }
-}
-
-/// 90 for 9.0.
-const fn number((major, minor): (u32, u32)) -> u32 {
-    major * 10 + minor
-}
-
-/// The architecture to build for, for a device of this compute capability.
-fn wanted(capability: (u32, u32)) -> String {
-    format!("sm_{}{}", number(capability), if capability.0 >= 9 { "a" } else { "" })
-}
-
-/// `sm_90a` and its like. CUDA C++ Programming Guide, "Compute Capabilities", feature set compiler targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Architecture {
-    number: u32,
-    variant: Variant,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Variant {
-    /// `sm_90`: PTX runs on everything newer.
-    Portable,
-    /// `sm_100f`: runs on newer devices of the same major version.
-    Family,
-    /// `sm_90a`: runs there alone.
-    Exact,
-}
-
-impl Architecture {
-    fn parse(name: &str) -> Option<Self> {
-        let name = name.strip_prefix("sm_")?;
-        let (digits, variant) = match name.strip_suffix('a') {
-            Some(digits) => (digits, Variant::Exact),
-            None => name.strip_suffix('f').map_or((name, Variant::Portable), |digits| (digits, Variant::Family)),
-        };
-        Some(Self { number: digits.parse().ok()?, variant })
-    }
-
-    fn cubin_runs_on(self, (major, minor): (u32, u32)) -> bool {
-        match self.variant {
-            Variant::Exact => self.number == number((major, minor)),
-            Variant::Family | Variant::Portable => self.number / 10 == major && self.number % 10 <= minor,
-        }
-    }
-
-    fn ptx_runs_on(self, capability: (u32, u32)) -> bool {
-        match self.variant {
-            Variant::Portable => self.number <= number(capability),
-            Variant::Exact | Variant::Family => self.cubin_runs_on(capability),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn runs(name: &str, capability: (u32, u32)) -> (bool, bool) {
-        let architecture = Architecture::parse(name).unwrap();
-        (architecture.cubin_runs_on(capability), architecture.ptx_runs_on(capability))
-    }
-
-    #[test]
-    fn architectures_run_where_the_driver_takes_them() {
-        assert_eq!(runs("sm_90a", (9, 0)), (true, true));
-        assert_eq!(runs("sm_90a", (10, 0)), (false, false));
-        assert_eq!(runs("sm_80", (8, 6)), (true, true));
-        assert_eq!(runs("sm_86", (8, 0)), (false, false));
-        assert_eq!(runs("sm_80", (9, 0)), (false, true));
-        assert_eq!(runs("sm_100f", (10, 3)), (true, true));
-        assert_eq!(runs("sm_100f", (12, 0)), (false, false));
-        assert_eq!(runs("sm_103a", (10, 0)), (false, false));
-        assert_eq!(Architecture::parse("compute_90"), None);
-    }
+fn wrong_architecture(info: &KernelInfo, found: impl Iterator<Item = String>, capability: (u32, u32), mend: String) -> Error {
+    Error::WrongArchitecture { kernel: info.name, device: number(capability), found: found.collect(), mend }
 }

@@ -17,7 +17,9 @@
 //! | `buffer`, `element`, `pinned` | memory of devices and of the host, and its elements |
 //! | `memory` | which streams used a buffer last, and what must wait for that use |
 //! | `instances` | one range of every rank's memory as one view |
-//! | `library`, `module`, `limits` | where compiled kernels are found, how they are loaded and launched, what a launch may ask for |
+//! | `library`, `pack` | where compiled kernels are found, in folders and inside the program |
+//! | `architecture`, `facts` | which code runs on which device; what a kernel was compiled with |
+//! | `module`, `limits` | how kernels are loaded and launched, what a launch may ask for |
 //! | `bound` | an operation on given memory, ready to be enqueued |
 //! | `error` | what can go wrong |
 //! | `patience`, `watch` | how a host waits, its deadline, and what else may end its wait |
@@ -27,6 +29,7 @@
 //! | `cuda` | GPUs |
 //! | `emulated` | the virtual cluster |
 
+mod architecture;
 pub(crate) mod backend;
 mod bound;
 mod buffer;
@@ -37,6 +40,7 @@ pub(crate) mod emulated;
 mod error;
 mod event;
 mod event_pool;
+mod facts;
 mod graph;
 pub(crate) mod instances;
 mod library;
@@ -44,6 +48,7 @@ mod limits;
 pub(crate) mod matmul;
 pub(crate) mod memory;
 pub(crate) mod module;
+mod pack;
 pub(crate) mod patience;
 mod pinned;
 pub(crate) mod recorder;
@@ -63,7 +68,7 @@ pub use emulated::{EmulatedOptions, Exploration, Explored, RaceKind, StreamRace,
 pub use error::{Error, Result};
 pub use event::Event;
 pub use graph::Graph;
-pub use library::{KernelImage, KernelLibrary};
+pub use library::{KernelImage, KernelLibrary, KernelPlace};
 pub use module::Loaded;
 pub use pinned::PinnedBuffer;
 pub use runtime::{AutoRuntime, CudaOptions, Kind, Runtime};

@@ -48,6 +48,8 @@ pub struct AutoRuntime {
 pub struct CudaOptions {
     /// Folders with compiled kernels, looked through before the [usual ones](KernelLibrary).
     pub kernels: Vec<PathBuf>,
+    /// Compiled kernels inside the program, `include_bytes!` of the packs that `oxtile-pack` writes.
+    pub packs: Vec<&'static [u8]>,
     /// How long a host waits for a stream, in [`Stream::synchronize`](super::Stream::synchronize), in copies to and from the host and in every other call that waits,
     /// before it gets [`Error::StreamDeadline`]. `None` takes `OXTILE_DEADLINE`, in seconds, or no deadline without that variable.
     pub deadline: Option<Duration>,
@@ -90,7 +92,7 @@ impl Runtime {
     /// # Errors
     /// As [`cuda`](Self::cuda).
     pub fn cuda_with(options: CudaOptions) -> Result<Self> {
-        let library = KernelLibrary::new(options.kernels);
+        let library = KernelLibrary::new(options.kernels).holding(&options.packs)?;
         Self::new(cuda::platform()?, library, Kind::Cuda, options.deadline)
     }
 
@@ -124,8 +126,12 @@ impl Runtime {
     /// Virtual GPUs, with options.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no devices, or an `OXTILE_SEED` or `OXTILE_DEADLINE` that is not a number.
+    /// [`Error::Invalid`] for no devices, or an `OXTILE_SEED` or `OXTILE_DEADLINE` that is not a number, and without the feature `emulator`.
     pub fn emulated_with(options: EmulatedOptions) -> Result<Self> {
+        if !cfg!(feature = "emulator") {
+            let why = "kernels were compiled for GPUs alone: enable the feature `emulator` of `oxtile`".to_owned();
+            return Err(Error::Invalid { what: "the CPU emulator", why });
+        }
         let deadline = options.deadline;
         Self::new(Arc::new(Cluster::new(options)?), KernelLibrary::default(), Kind::Emulated, deadline)
     }
@@ -154,6 +160,10 @@ impl Runtime {
             },
             Err(error) => error.to_string(),
         };
+        if !cfg!(feature = "emulator") {
+            let why = format!("{without_cuda}; the CPU emulator needs the feature `emulator` of `oxtile`");
+            return Err(Error::Invalid { what: "a runtime", why });
+        }
         Ok(AutoRuntime { runtime: Self::emulated_fast(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
     }
 

@@ -4,7 +4,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `buffers`, `streams`, `graphs`, `launches`, `library` | what they are named after |
+//! | `buffers`, `streams`, `graphs`, `launches`, `library`, `pack` | what they are named after |
 //! | `collectives` | collectives in a world of one rank |
 //! | `quantization`, `fp8`, `grouped`, `products` | the host's side of casts, of FP8, of groups; products and attention in graphs |
 //! | `faults` | kernels that misbehave on the emulator |
@@ -22,6 +22,7 @@ mod grouped;
 mod launches;
 mod lent;
 mod library;
+mod pack;
 mod products;
 mod quantization;
 mod streams;

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute, cublasStatus_t, cudaDataType_t};
 
+use super::shared_library::is_present;
 use crate::runtime::backend::StreamId;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::matmul::*;
@@ -43,8 +44,7 @@ impl CublasLt {
     pub fn version() -> Result<usize, String> {
         static VERSION: OnceLock<Result<usize, String>> = OnceLock::new();
         let find = || {
-            // SAFETY: opens the library by its usual names, and runs its initialisers.
-            if !unsafe { sys::is_culib_present() } {
+            if !is_present(&["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"]) {
                 return Err("libcublasLt was not found: put the folder that holds it into LD_LIBRARY_PATH".to_owned());
             }
             // SAFETY: no arguments; every version has this function.

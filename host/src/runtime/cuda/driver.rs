@@ -5,6 +5,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{self, CUresult};
 
+use super::shared_library::is_present;
 use crate::runtime::error::{Error, Result};
 
 /// The oldest driver that has every function called here: CUDA 13.0, release 580.
@@ -68,8 +69,7 @@ fn mend(result: CUresult) -> &'static str {
 /// Starts the driver and counts the devices; says what is missing otherwise.
 pub(super) fn start() -> Result<u32> {
     let missing = |reason: &str| Err(Error::NoCuda { reason: reason.to_owned() });
-    // SAFETY: opens the driver's library by its usual names, and runs its initialisers.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_present(&["libcuda.so", "libcuda.so.1"]) {
         return missing("no driver (libcuda.so.1) was found: install NVIDIA's driver, release 580 or newer, or use the emulator");
     }
     let mut version = 0;

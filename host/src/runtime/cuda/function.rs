@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
@@ -48,7 +47,7 @@ impl Functions {
 
 fn load(info: &KernelInfo, image: &KernelImage) -> Result<FunctionId> {
     let file = |why: String| Error::KernelFile { path: image.path.clone(), why };
-    let mut bytes = fs::read(&image.path).map_err(|error| file(error.to_string()))?;
+    let mut bytes = image.bytes()?.into_owned();
     // PTX is text with a terminating zero; a cubin knows its own length.
     bytes.push(0);
     let module = load_module(&image.path, &bytes)?;

@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `platform` | the back end: each method is one call of the driver |
-//! | `driver` | the driver's library and its errors |
+//! | `driver`, `shared_library` | the driver's library and its errors; whether a library is there |
 //! | `context` | devices and their contexts |
 //! | `function` | compiled kernels |
 //! | `copy`, `word` | copies, and words that streams write and wait for, many in one call |
@@ -19,6 +19,7 @@ mod driver;
 mod function;
 mod pinned;
 mod platform;
+mod shared_library;
 mod tensor_map;
 mod virtual_memory;
 mod word;
