@@ -138,8 +138,8 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, cu_seqlens=None
         The result, ``[..., rows, heads, value size]``, of the tensors' library, type and device. With `return_lse` also the natural logarithm of each row's
         sum of exponentials, ``float32``, ``[batches, heads, rows]``, packed ``[heads, rows]``; it has no gradient.
 
-    A query that sees no key gets zeros, and -inf. Nothing waits on the host. For PyTorch it is a custom operator, so that ``torch.compile`` and CUDA graphs take it
-    (run it once before a capture: kernels are loaded then). A second derivative is an error.
+    A query that sees no key gets zeros, and -inf. Nothing waits on the host. For PyTorch it is a custom operator, which ``torch.compile`` takes; a call while a CUDA
+    graph is captured is an error. So is a second derivative.
 
     Raises:
         TypeError: a tensor is of no known library, of another type, or traced by JAX.

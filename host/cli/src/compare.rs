@@ -163,7 +163,7 @@ fn difference(files: [&Checkpoint; 2], tensors: [&Tensor; 2], progress: &mut Pro
     let [left, right] = tensors;
     let same_type = left.dtype == right.dtype;
     let numbers = tensors.iter().all(|tensor| Statistics::covers(tensor.dtype));
-    let integers = tensors.iter().all(|tensor| Statistics::is_integer(tensor.dtype));
+    let [left_integer, right_integer] = tensors.map(|tensor| Statistics::is_integer(tensor.dtype));
     if !numbers && !same_type {
         return Ok(None);
     }
@@ -176,20 +176,24 @@ fn difference(files: [&Checkpoint; 2], tensors: [&Tensor; 2], progress: &mut Pro
             files[side].window(tensors[side], at(element)..at(end))
         };
         let windows = [window(0)?, window(1)?];
-        match (numbers, integers) {
+        let floats = |side: usize| {
+            let mut values = Vec::new();
+            Statistics::visit(tensors[side].dtype, &windows[side], |value| values.push(value));
+            values
+        };
+        let integers = |side: usize| {
+            let mut values = Vec::new();
+            Statistics::visit_integers(tensors[side].dtype, &windows[side], |value| values.push(value));
+            values
+        };
+        match (numbers, left_integer, right_integer) {
             // Numbers or not: the same bytes are the same.
-            (false, _) if *windows[0] != *windows[1] => return Ok(None),
-            (false, _) => {}
-            (true, true) => sums.add_integers(&[0, 1].map(|side| {
-                let mut values = Vec::new();
-                Statistics::visit_integers(tensors[side].dtype, &windows[side], |value| values.push(value));
-                values
-            })),
-            (true, false) => sums.add_floats(&[0, 1].map(|side| {
-                let mut values = Vec::new();
-                Statistics::visit(tensors[side].dtype, &windows[side], |value| values.push(value));
-                values
-            })),
+            (false, ..) if *windows[0] != *windows[1] => return Ok(None),
+            (false, ..) => {}
+            (true, true, true) => sums.add_integers(&[integers(0), integers(1)]),
+            (true, true, false) => sums.add_mixed(&integers(0), &floats(1), true),
+            (true, false, true) => sums.add_mixed(&integers(1), &floats(0), false),
+            (true, false, false) => sums.add_floats(&[floats(0), floats(1)]),
         }
         progress.advance((end - element) * left.dtype.bits() / 8);
         element = end;

@@ -33,7 +33,7 @@ static SIGNALS: OnceLock<Handle> = OnceLock::new();
 pub(crate) fn forward(to: impl Fn(i32) + Send + 'static) -> Forwarding {
     // A signal that the system does not let a process catch stays as it is.
     let heard = SIGNALS.get().into_iter().flat_map(|signals| JOB_CONTROL.iter().map(move |signal| (signals, *signal)));
-    heard.filter(|(_, signal)| !is_ignored(*signal)).for_each(|(signals, signal)| _ = signals.add_signal(signal));
+    heard.filter(|(_, signal)| disposition(*signal) != libc::SIG_IGN).for_each(|(signals, signal)| _ = signals.add_signal(signal));
     *FORWARD.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(to));
     Forwarding
 }
@@ -62,15 +62,15 @@ const LIMITS: [i32; 6] = [libc::SIGXCPU, libc::SIGVTALRM, libc::SIGPROF, libc::S
 const JOB_CONTROL: [i32; 3] = [SIGTSTP, SIGCONT, SIGWINCH];
 
 /// Starts the thread that, on a signal that ends a process, removes the unfinished files and ends the process as the signal would have. What was
-/// ignored stays so (nohup(1)).
+/// ignored stays so (nohup(1)), and so does what a library handles that was loaded before, of the limits.
 /// SIGXFSZ (a file over the shell's `ulimit -f`) no longer ends it: the write fails with an error instead.
 ///
 /// # Errors
 /// If the system refuses a handler.
 pub fn install() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
-    let others = || LIMITS.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| !is_ignored(signal));
-    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || !is_ignored(signal)).chain(others()))?;
+    let others = || LIMITS.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) == libc::SIG_DFL);
+    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || disposition(signal) != libc::SIG_IGN).chain(others()))?;
     let _ = SIGNALS.set(signals.handle());
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
@@ -106,15 +106,15 @@ fn end(signal: i32) -> ! {
     process::exit(128 + signal)
 }
 
-/// Whether the parent of the process had a signal ignored.
-fn is_ignored(signal: i32) -> bool {
+/// What a signal does now: the parent of the process may have had it ignored, and a library may handle it.
+fn disposition(signal: i32) -> libc::sighandler_t {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null pointer changes nothing; the other is to a value of the type that sigaction(2) writes, for which all bytes 0 are a value.
     let action = unsafe {
         libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
         action.assume_init()
     };
-    action.sa_sigaction == libc::SIG_IGN
+    action.sa_sigaction
 }
 
 /// Makes a file that a signal which ends the process removes while the registration lives. No signal comes between the two.

@@ -37,7 +37,9 @@ impl Output {
     pub fn create(path: &Path, inputs: &[&Path]) -> Result<Self, WriteError> {
         let refused = |action| move |error| WriteError::Io { file: path.into(), action, error };
         let target = Target::find(path, inputs)?;
-        let draft = Draft::new(&target.folder).map_err(refused("create a temporary file beside it"))?;
+        // What will be private is so from the beginning.
+        let mode = if target.is_replaced() { 0o600 } else { draft::MODE };
+        let draft = Draft::new(&target.folder, mode).map_err(refused("create a temporary file beside it"))?;
         target.lend_access(draft.file()).map_err(refused("give it the access of the file that it replaces"))?;
         Ok(Self { draft, target, path: path.into() })
     }

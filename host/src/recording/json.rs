@@ -78,16 +78,24 @@ impl Recording {
     /// # Errors
     /// [`TimelineError::Io`].
     pub fn write(&self, file: &Path) -> Result<(), TimelineError> {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
         let wrong = |error| io(file, "write it", error);
         // What a link leads to is replaced, not the link.
         let file = &file.canonicalize().unwrap_or_else(|_| file.to_owned());
-        if std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
+        let before = std::fs::metadata(file).ok();
+        if before.as_ref().is_some_and(|metadata| !metadata.is_file()) {
             return Err(wrong(std::io::Error::other("it is no regular file")));
         }
         let mut name = file.as_os_str().to_owned();
         name.push(format!(".{}.partial", std::process::id()));
-        let written = std::fs::File::create(&name).and_then(|mut to| to.write_all(self.to_json().as_bytes()).and_then(|()| to.sync_all()));
-        written.and_then(|()| std::fs::rename(&name, file)).map_err(|error| {
+        // A file of its own: what stands there under that name, a link too, is left alone. Who may not read the file of before may not read this one.
+        let mode = if before.is_some() { 0o600 } else { 0o666 };
+        let mut to = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&name).map_err(wrong)?;
+        let written = to.write_all(self.to_json().as_bytes()).and_then(|()| match &before {
+            Some(before) => to.set_permissions(std::fs::Permissions::from_mode(before.permissions().mode() & 0o777)),
+            None => Ok(()),
+        });
+        written.and_then(|()| to.sync_all()).and_then(|()| std::fs::rename(&name, file)).map_err(|error| {
             let _ = std::fs::remove_file(&name);
             wrong(error)
         })

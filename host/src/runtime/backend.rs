@@ -140,11 +140,11 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// Writes words at an address that is a multiple of 8, of the stream's device, after all earlier work of the stream. The call takes the words with
-    /// it, into a graph too.
+    /// it.
     fn write_words(&self, stream: StreamId, address: u64, words: &[u64], caller: Caller) -> Result<()>;
-    /// Whether streams of the device do that.
-    fn writes_words(&self, _device: u32) -> bool {
-        true
+    /// Whether the stream does that now: a GPU's does not while another library captures it.
+    fn writes_words(&self, _stream: StreamId) -> Result<bool> {
+        Ok(true)
     }
 
     /// Writes a word that the device reaches, its own or a peer's, once all earlier work of the stream is visible there.

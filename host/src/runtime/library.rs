@@ -144,9 +144,13 @@ impl KernelLibrary {
         Ok([&self.packs, pack::built_in()?].concat())
     }
 
-    /// The packs of a package.
+    /// The packs of a package: those given, or, if none of these holds it, those inside.
     fn packs_of(&self, package: &str) -> Result<Vec<&'static Pack>> {
-        Ok(self.packs()?.into_iter().filter(|pack| pack.package() == package).collect())
+        let of_package = |packs: Vec<&'static Pack>| packs.into_iter().filter(|pack| pack.package() == package).collect::<Vec<_>>();
+        match of_package(self.packs.clone()) {
+            given if given.is_empty() => Ok(of_package(pack::built_in()?)),
+            given => Ok(given),
+        }
     }
 
     /// Where the kernels of a package are, if anywhere.

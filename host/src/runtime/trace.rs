@@ -41,6 +41,10 @@ impl Trace {
         Recording::check_target(&file).map_err(refused)?;
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&file);
         opened.map_err(|error| refused(error.to_string()))?;
+        // A file beside it takes its place in the end.
+        let folder = file.canonicalize().ok().and_then(|file| Some(file.parent()?.to_owned())).unwrap_or_default();
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        rustix::fs::access(&folder, access).map_err(|error| refused(format!("no file can be made in its folder: {error}")))?;
         // That the GPUs are recorded already is what other runtimes of this process have asked for.
         backend.start_recording();
         Ok(Some(Self { file }))
@@ -50,7 +54,9 @@ impl Trace {
     pub fn write(&self, backend: &dyn Backend) {
         let written = backend.recorded().map_err(|error| error.to_string()).and_then(|recording| {
             let clock = recording.clock;
-            let (file, whole) = lock(&PROCESS).add(&self.file, recording);
+            // Held until it is written: runtimes of other threads write the same file.
+            let mut process = lock(&PROCESS);
+            let (file, whole) = process.add(&self.file, recording);
             // Another program, or this one, may have put something else there meanwhile.
             Recording::check_target(&file)?;
             tracing::debug!(clock = clock.name(), file = %file.display(), "a timeline is written");

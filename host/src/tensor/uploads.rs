@@ -21,7 +21,7 @@ pub(crate) struct Uploaded {
     words: usize,
 }
 
-/// What travels in calls of the driver, which takes 64 words each: the maps of any one operation, and the sequences of some hundred batches.
+/// What travels in the call itself: the maps of any one operation, and the sequences of some hundred batches.
 const MOST_IN_CALLS: usize = 1024;
 
 /// Tensor maps lie at multiples of 64 bytes.
@@ -42,21 +42,21 @@ impl Uploads {
         UploadedArray { uploaded: self.add(&values.chunks(2).map(pair).collect::<Vec<_>>()), len: values.len() as u64 }
     }
 
-    /// Copies all of them in stream order; the host does not wait. Few words travel in the call itself, so that a graph that another library
-    /// captures has them too; many, by page-locked memory.
+    /// Copies all of them in stream order; the host does not wait for work. Few words travel in the call itself; many, by page-locked memory, whose
+    /// allocation may wait.
     ///
     /// # Errors
-    /// As [`Buffer::uninitialised`]; a driver error. [`Error::NotCapturable`] for many words during the capture of another library.
+    /// As [`Buffer::uninitialised`]; a driver error. [`Error::NotCapturable`] during the capture of another library.
     #[track_caller]
     pub fn copy(self, stream: &Stream) -> Result<()> {
         let backend = &stream.0.runtime.backend;
-        let buffer = if self.words.len() <= MOST_IN_CALLS && backend.writes_words(stream.0.id.device) {
+        let buffer = if self.words.len() <= MOST_IN_CALLS && backend.writes_words(stream.0.id)? {
             let mut buffer = Buffer::uninitialised(stream, self.words.len() as u64)?;
             buffer.write_words(stream, &self.words)?;
             buffer
         } else if backend.is_capturing(stream.0.id)? {
-            let mend = "bind before the capture, and capture Bound::run alone; or attend to fewer sequences in one call";
-            return Err(Error::NotCapturable { what: "a copy of many words from the host", mend });
+            let mend = "bind before the capture, and capture the bound run alone";
+            return Err(Error::NotCapturable { what: "a bind, which copies tensor maps from the host", mend });
         } else {
             upload(stream, &self.words)?
         };

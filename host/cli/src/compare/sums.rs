@@ -104,6 +104,15 @@ impl Sums {
         self.add(finite);
     }
 
+    /// Adds pairs of an integer and a floating-point number, which are equal if the number is that integer.
+    pub fn add_mixed(&mut self, integers: &[i128], floats: &[f64], integers_first: bool) {
+        let rounded: Vec<f64> = integers.iter().map(|&integer| integer as f64).collect();
+        let is_lost = |(&integer, &float): (&i128, &f64)| integer as f64 == float && float as i128 != integer;
+        self.differing += integers.iter().zip(floats).filter(|&pair| is_lost(pair)).count() as u64;
+        let floats = floats.to_vec();
+        self.add_floats(&if integers_first { [rounded, floats] } else { [floats, rounded] });
+    }
+
     fn add(&mut self, Finite { mut sides, mut differences, halved }: Finite) {
         let exponents = sides.each_mut().map(|side| {
             let exponent = exponent(side);
@@ -134,9 +143,11 @@ impl Sums {
             }
         };
         let (relative, snr_db) = match (self.noise.number == 0.0, signal.number == 0.0) {
+            (true, _) if self.differing > self.special => (f64::MIN_POSITIVE, f64::INFINITY),
             (true, _) => (0.0, f64::INFINITY),
             (false, true) => (f64::INFINITY, f64::NEG_INFINITY),
-            _ => (self.noise.root_of_ratio(signal), -10.0 * (self.noise.log10() - signal.log10())),
+            // However far below an `f64`'s least, what differs is not 0.
+            _ => (self.noise.root_of_ratio(signal).max(f64::MIN_POSITIVE), -10.0 * (self.noise.log10() - signal.log10())),
         };
         Difference { equal: self.differing == 0, max_error: self.max_error, relative, snr_db, cosine, special: self.special }
     }
@@ -182,6 +193,19 @@ mod tests {
         sums.add_integers(&[vec![1 << 53, 7], vec![(1 << 53) + 1, 7]]);
         let difference = sums.difference();
         assert!(!difference.equal && difference.max_error == 1.0 && difference.relative > 0.0, "{difference:?}");
+    }
+
+    #[test]
+    fn what_differs_has_an_error_and_is_not_equal() {
+        let far = floats(&[1e300, 1e-300], &[1e300, 2e-300]);
+        assert!(!far.equal && far.relative > 0.0, "{far:?}");
+        let mut sums = Sums::default();
+        sums.add_mixed(&[(1 << 53) + 1, 7], &[2f64.powi(53), 7.0], true);
+        let mixed = sums.difference();
+        assert!(!mixed.equal && mixed.relative > 0.0, "{mixed:?}");
+        let mut sums = Sums::default();
+        sums.add_mixed(&[1 << 60, -7], &[2f64.powi(60), -7.0], false);
+        assert!(sums.difference().equal);
     }
 
     proptest! {

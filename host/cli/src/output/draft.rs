@@ -20,7 +20,7 @@ use super::target::Target;
 use crate::interrupt::{self, Registration};
 
 /// What any file has that a program creates, less the user's umask.
-const MODE: u32 = 0o666;
+pub const MODE: u32 = 0o666;
 
 /// A file that does not have its name yet.
 #[derive(Debug)]
@@ -37,9 +37,9 @@ pub enum Draft {
 
 impl Draft {
     /// Begins a file in a folder.
-    pub fn new(folder: &Path) -> io::Result<Self> {
+    pub fn new(folder: &Path, mode: u32) -> io::Result<Self> {
         match Self::unnamed(folder) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => Self::named(folder),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => Self::named(folder, mode),
             unnamed => unnamed,
         }
     }
@@ -53,9 +53,9 @@ impl Draft {
         Ok(Self::Unnamed(file))
     }
 
-    fn named(folder: &Path) -> io::Result<Self> {
+    fn named(folder: &Path, mode: u32) -> io::Result<Self> {
         let (temporary, registered) =
-            interrupt::removed_on_signal(|| names().permissions(Permissions::from_mode(MODE)).tempfile_in(folder))?;
+            interrupt::removed_on_signal(|| names().permissions(Permissions::from_mode(mode)).tempfile_in(folder))?;
         Ok(Self::Named { temporary, registered })
     }
 

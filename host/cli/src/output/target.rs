@@ -76,6 +76,15 @@ impl Target {
         let Some(before) = &self.before else { return Ok(()) };
         let own = file.metadata()?;
         let mut mode = before.mode() & 0o777;
+        // With a list of access (acl(5)), the bits of the group are the most that the list may give, not what the group has.
+        let list = access_list(&self.file);
+        let is_lent = list.as_ref().is_some_and(|list| rustix::fs::fsetxattr(file, ACCESS_LIST, list, rustix::fs::XattrFlags::empty()).is_ok());
+        if list.is_some() && !is_lent {
+            mode &= 0o707;
+        } else if list.is_none() {
+            // What the folder gives new files would be widened by the bits of the group.
+            let _ = rustix::fs::fremovexattr(file, ACCESS_LIST);
+        }
         if (before.uid(), before.gid()) != (own.uid(), own.gid())
             && fchown(file, Some(before.uid()), Some(before.gid())).is_err()
             && before.gid() != own.gid()
@@ -83,8 +92,25 @@ impl Target {
         {
             mode &= 0o707 | (mode & 0o007) << 3;
         }
-        file.set_permissions(Permissions::from_mode(mode))
+        // A file system that knows no modes refuses to set them, also to what they are.
+        if file.metadata()?.mode() & 0o777 == mode { Ok(()) } else { file.set_permissions(Permissions::from_mode(mode)) }
     }
+
+    /// Whether it replaces a file.
+    pub fn is_replaced(&self) -> bool {
+        self.before.is_some()
+    }
+}
+
+/// The attribute of a file in which Linux keeps its list of access.
+const ACCESS_LIST: &str = "system.posix_acl_access";
+
+/// The list of access of a file that has one beside its mode.
+fn access_list(file: &Path) -> Option<Vec<u8>> {
+    let mut list = vec![0; 1 << 16];
+    let length = rustix::fs::getxattr(file, ACCESS_LIST, &mut list[..]).ok()?;
+    list.truncate(length);
+    Some(list)
 }
 
 /// The folder of a file.

@@ -15,7 +15,6 @@ use crate::runtime::error::Result;
 #[derive(Debug)]
 pub(super) struct Context {
     device: c_int,
-    writes_words: bool,
     /// Retained when first used, since a context takes memory; never released, since that would wait for the device
     /// and the driver does it at the end of the process.
     handle: OnceLock<Handle>,
@@ -42,19 +41,13 @@ impl Context {
             multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes_per_block: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         };
-        let writes_words = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0;
         let properties = DeviceProperties { name: name(device)?, capability, limits };
-        Ok((Self { device, writes_words, handle: OnceLock::new() }, properties))
+        Ok((Self { device, handle: OnceLock::new() }, properties))
     }
 
     /// The device by the driver's number.
     pub fn device(&self) -> c_int {
         self.device
-    }
-
-    /// Whether its streams write words of 8 bytes.
-    pub fn writes_words(&self) -> bool {
-        self.writes_words
     }
 
     /// Makes the context current on this thread: two cheap driver calls at most, no system call. Another library may

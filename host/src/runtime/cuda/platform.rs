@@ -233,8 +233,8 @@ impl Backend for Platform {
         self.work(stream, work, || unsafe { word::write(stream.cuda(), address, words) })
     }
 
-    fn writes_words(&self, device: u32) -> bool {
-        self.contexts[device as usize].writes_words()
+    fn writes_words(&self, stream: StreamId) -> Result<bool> {
+        Ok(!self.is_capturing(stream)?)
     }
 
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {

@@ -49,26 +49,15 @@ pub(super) unsafe fn enqueue(stream: CUstream, operations: &[WordOperation]) -> 
     check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, parameters.as_mut_ptr(), 0) })
 }
 
-/// Enqueues writes of words that lie one after another. They travel in the call: into a graph too, which writes them at each replay.
-///
-/// Each is fenced from the stream's earlier work, as [`WRITE`] says: the driver refuses writes without a fence in a batch (CUDA driver API,
-/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: "not supported in the v2 API").
+/// Copies words to the device in stream order. The driver takes them before it returns, and waits for no work (CUDA runtime API, "API synchronization
+/// behavior": asynchronous copies from pageable memory to the device). `cuStreamBatchMemOp` would do the same by words, but refuses memory of
+/// stream-ordered pools.
 ///
 /// # Safety
-/// A live stream, and aligned words of live memory until its work is done.
+/// A live stream that is not being captured, and aligned words of live memory until its work is done.
 pub(super) unsafe fn write(stream: CUstream, address: u64, words: &[u64]) -> Result<()> {
-    let mut addresses = (address..).step_by(size_of::<u64>());
-    words.chunks(MOST).try_for_each(|part| {
-        let mut parameters = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST];
-        for (parameters, (&value64, address)) in iter::zip(&mut parameters, iter::zip(part, &mut addresses)) {
-            let (operation, value) = (CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, WriteValue { value64 });
-            let write = WriteParameters { operation, address, __bindgen_anon_1: value, flags: WRITE, alias: 0 };
-            *parameters = CUstreamBatchMemOpParams { writeValue: write };
-        }
-        let count = part.len() as u32;
-        // SAFETY: the array has the number of parameters that is passed, of a stream and words that the caller vouches for.
-        check("cuStreamBatchMemOp", unsafe { sys::cuStreamBatchMemOp_v2(stream, count, parameters.as_mut_ptr(), 0) })
-    })
+    // SAFETY: the words are read before the call returns; the caller vouches for the rest.
+    check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(address, words.as_ptr().cast(), size_of_val(words), stream) })
 }
 
 fn parameters_of(operation: &WordOperation) -> CUstreamBatchMemOpParams {
