@@ -148,7 +148,7 @@ impl KernelLibrary {
     fn packs_of(&self, package: &str) -> Result<Vec<&'static Pack>> {
         let of_package = |packs: Vec<&'static Pack>| packs.into_iter().filter(|pack| pack.package() == package).collect::<Vec<_>>();
         match of_package(self.packs.clone()) {
-            given if given.is_empty() => Ok(of_package(pack::built_in()?)),
+            given if given.is_empty() => Ok(of_package(pack::built_in()?.to_vec())),
             given => Ok(given),
         }
     }
