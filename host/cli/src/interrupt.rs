@@ -70,7 +70,8 @@ const JOB_CONTROL: [i32; 3] = [SIGTSTP, SIGCONT, SIGWINCH];
 pub fn install() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
     let others = || LIMITS.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()).filter(|&signal| disposition(signal) == libc::SIG_DFL);
-    let mut signals = Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || disposition(signal) != libc::SIG_IGN).chain(others()))?;
+    let mut signals =
+        Signals::new(ENDS.into_iter().filter(|&signal| signal != SIGHUP || disposition(signal) != libc::SIG_IGN).chain(others()))?;
     let _ = SIGNALS.set(signals.handle());
     thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {

@@ -129,7 +129,7 @@ mod tests {
     fn both_kinds_replace_a_file_and_leave_nothing_else() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("out");
-        for begin in [Draft::unnamed, Draft::named] {
+        for begin in [Draft::unnamed, |folder: &Path| Draft::named(folder, MODE)] {
             for before in [None, Some("before")] {
                 let _ = std::fs::remove_file(&path);
                 before.inspect(|text| std::fs::write(&path, text).expect("a writable folder"));
@@ -150,7 +150,7 @@ mod tests {
             // SAFETY: the call takes no pointer. Under nohup(1) the signal would be ignored.
             unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
             interrupt::install().expect("handlers");
-            let _draft = Draft::named(Path::new(&folder)).expect("a file");
+            let _draft = Draft::named(Path::new(&folder), MODE).expect("a file");
             // Before the name of the test, which the harness prints without a line's end.
             println!("\nit is there");
             std::thread::sleep(std::time::Duration::from_secs(60));

@@ -78,7 +78,8 @@ impl Target {
         let mut mode = before.mode() & 0o777;
         // With a list of access (acl(5)), the bits of the group are the most that the list may give, not what the group has.
         let list = access_list(&self.file);
-        let is_lent = list.as_ref().is_some_and(|list| rustix::fs::fsetxattr(file, ACCESS_LIST, list, rustix::fs::XattrFlags::empty()).is_ok());
+        let is_lent =
+            list.as_ref().is_some_and(|list| rustix::fs::fsetxattr(file, ACCESS_LIST, list, rustix::fs::XattrFlags::empty()).is_ok());
         if list.is_some() && !is_lent {
             mode &= 0o707;
         } else if list.is_none() {
