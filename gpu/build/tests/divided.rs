@@ -1,7 +1,7 @@
 //! A crate that has a feature for each of its families is compiled a family at a time.
 
 use std::{
-    fs,
+    env, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -18,10 +18,16 @@ fn family(number: u32) -> String {
     )
 }
 
+/// Where rustc's output of the crate lies. `cargo xtask test` names one target directory for all.
+fn emitted(root: &Path) -> PathBuf {
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    target.join("ptx/cargo/emitted/divided")
+}
+
 /// When the PTX of each family was written.
-fn written(target: &Path) -> Vec<(String, SystemTime)> {
+fn written(root: &Path) -> Vec<(String, SystemTime)> {
     let mut found = Vec::new();
-    let mut folders = vec![target.join("ptx/cargo/emitted/divided")];
+    let mut folders = vec![emitted(root)];
     while let Some(folder) = folders.pop() {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             match path.extension().and_then(|extension| extension.to_str()) {
@@ -63,20 +69,20 @@ fn a_family_is_compiled_again_where_its_files_changed() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("divided");
     let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
     // What earlier tests left.
-    let _ = fs::remove_dir_all(root.join("target/ptx/cargo/emitted/divided"));
+    let _ = fs::remove_dir_all(emitted(&root));
     let build = || {
         let build = Builder::new(&folder).build().unwrap();
         build.kernels.iter().map(|kernel| fs::read_to_string(&kernel.ptx).unwrap()).collect::<Vec<_>>()
     };
     let first = build();
-    let [one, two] = &written(&root.join("target"))[..] else { panic!("a file a family: {:?}", written(&root.join("target"))) };
+    let [one, two] = &written(&root)[..] else { panic!("a file a family: {:?}", written(&root)) };
     assert!(one.0.starts_with("one-") && two.0.starts_with("two-"), "{one:?} {two:?}");
 
     fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 3);")).unwrap();
     let second = build();
     assert_eq!(first[0], second[0]);
     assert_ne!(first[1], second[1], "the edited kernel is the old one");
-    let after = written(&root.join("target"));
+    let after = written(&root);
     assert_eq!(after[0], *one, "a family without an edit was compiled again");
     assert!(after[1].1 > two.1);
 
@@ -91,7 +97,7 @@ fn a_family_is_compiled_again_where_its_files_changed() {
 
     // PTX that was removed is made again, though cargo remembers having compiled it.
     for (name, _) in &after {
-        let emitted = fs::read_dir(root.join("target/ptx/cargo/emitted/divided")).unwrap().next().unwrap().unwrap().path();
+        let emitted = fs::read_dir(emitted(&root)).unwrap().next().unwrap().unwrap().path();
         fs::remove_file(emitted.join(name)).unwrap();
     }
     fs::write(folder.join("src/two.rs"), family(2)).unwrap();
