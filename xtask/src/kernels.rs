@@ -98,6 +98,13 @@ pub fn shipped() -> Result<Build> {
     Ok(for_archs(root().join(CRATES[0]), &[]).build()?)
 }
 
+/// These families of the shipped kernels for one architecture.
+pub fn families(names: &[&str], arch: Arch) -> Result<Build> {
+    machine::ready()?;
+    let builder = builder(root().join(CRATES[0])).arch(arch);
+    Ok(names.iter().fold(builder, |builder, name| builder.family(*name)).build()?)
+}
+
 /// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which none has
 /// tuned them: findings that only cost speed there (sm_80 converts FP8 in software) are counted, not refused. Writes no output folder.
 ///

@@ -3,34 +3,69 @@
 use std::{
     path::{Path, PathBuf},
     process::{Command, ExitCode},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
 use lexopt::{Arg, Parser};
 
-use crate::{cargo, commit, kernels, root, say, target};
+use crate::{cargo, commit, kernels, machine, root, say, target};
 
 /// The seed of the checkpoint that `demo` makes.
 const DEMO_SEED: &str = "22700000";
 
-/// Builds a program and gives its path. The whole workspace's features are asked for, as `cargo test --workspace` asks: what either of them
-/// compiled, the other does not compile again.
-fn build(binary: &str, profile: Profile) -> Result<PathBuf> {
-    say(&format!("cargo: {binary}, minutes the first time"));
-    let (options, folder): (&[&str], _) = match profile {
-        Profile::Dev => (&[], "debug"),
-        Profile::Release => (&["--release"], "release"),
-    };
-    let mut cargo = cargo(["build", "--workspace", "--bin", binary]);
-    let status = cargo.args(options).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
-    ensure!(status.success(), "{binary} does not compile: see above");
-    Ok(target().join(folder).join(binary))
-}
+/// The families that `demo` launches, if there is a GPU.
+const DEMO_FAMILIES: [&str; 2] = ["amax", "mxfp8"];
 
+/// The crates that take longest to optimise, for a run of seconds.
+const UNOPTIMISED: [&str; 3] = ["oxtile-kernels", "oxtile", "oxtile-cli"];
+
+/// How a program is compiled.
 #[derive(Clone, Copy)]
 enum Profile {
     Dev,
+    /// As `Dev`, but for the crates in [`UNOPTIMISED`].
+    Quick,
     Release,
+}
+
+impl Profile {
+    /// Cargo's options.
+    fn options(self) -> Vec<String> {
+        match self {
+            Self::Dev => Vec::new(),
+            Self::Quick => UNOPTIMISED.iter().map(|name| format!("--config=profile.dev.package.{name}.opt-level=0")).collect(),
+            Self::Release => vec!["--release".into()],
+        }
+    }
+
+    /// The folder of programs in the target directory.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Dev | Self::Quick => "debug",
+            Self::Release => "release",
+        }
+    }
+}
+
+/// Builds a program and gives its path. The whole workspace's features are asked for, as `cargo test --workspace` asks: what either of them
+/// compiled, the other does not compile again.
+fn build(binary: &str, profile: Profile) -> Result<PathBuf> {
+    say(&format!("cargo: {binary}, a minute or more the first time"));
+    let start = Instant::now();
+    let mut cargo = cargo(["build", "--workspace", "--bin", binary]);
+    let status = cargo.args(profile.options()).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
+    ensure!(status.success(), "{binary} does not compile: see above");
+    took(start);
+    Ok(target().join(profile.folder()).join(binary))
+}
+
+/// Says how long a step took that a person waited for.
+fn took(start: Instant) {
+    let seconds = start.elapsed().as_secs();
+    if seconds > 0 {
+        say(&format!("  {seconds} s"));
+    }
 }
 
 /// A program of this checkout, in its root.
@@ -65,7 +100,15 @@ pub fn emulated_cases(kernel: &str, seed: Option<u64>) -> Result<ExitCode> {
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.
 pub fn bench(arguments: &mut Parser) -> Result<ExitCode> {
     let arguments: Vec<_> = arguments.raw_args()?.collect();
-    kernels::shipped()?;
+    match machine::gpu_arch() {
+        Some(arch) => {
+            let start = Instant::now();
+            say(&format!("kernels of {} for the GPU", DEMO_FAMILIES.join(" and ")));
+            kernels::families(&DEMO_FAMILIES, arch)?;
+            took(start);
+        }
+        None => say("no GPU: the CPU emulator runs the kernels, and none is compiled for a GPU"),
+    }
     status(program(build("oxtile-benches", Profile::Release)?).args(arguments))
 }
 
@@ -78,11 +121,19 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
             other => return Err(other.unexpected().into()),
         }
     }
-    kernels::shipped()?;
+    match machine::gpu_arch() {
+        Some(arch) => {
+            let start = Instant::now();
+            say(&format!("kernels of {} for the GPU", DEMO_FAMILIES.join(" and ")));
+            kernels::families(&DEMO_FAMILIES, arch)?;
+            took(start);
+        }
+        None => say("no GPU: the CPU emulator runs the kernels, and none is compiled for a GPU"),
+    }
     let folder = target().join("demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let made = folder.join("checkpoint.safetensors");
-    let path = build("oxtile", Profile::Dev)?;
+    let path = build("oxtile", Profile::Quick)?;
     let oxtile = || program(&path);
     if input.is_none() {
         say(&format!("oxtile demo-checkpoint --seed {DEMO_SEED} --output {}", short(&made)));
@@ -93,7 +144,10 @@ pub fn demo(arguments: &mut Parser) -> Result<ExitCode> {
     }
     let (input, output) = (input.unwrap_or(made), folder.join("mxfp8.safetensors"));
     say(&format!("oxtile quantize --input {} --format mxfp8 --output {}", short(&input), short(&output)));
-    status(oxtile().args(["quantize", "--format", "mxfp8", "--input"]).arg(input).arg("--output").arg(output))
+    let start = Instant::now();
+    let quantized = status(oxtile().args(["quantize", "--format", "mxfp8", "--input"]).arg(input).arg("--output").arg(output))?;
+    took(start);
+    Ok(quantized)
 }
 
 /// A path as one would type it here.

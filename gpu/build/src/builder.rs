@@ -54,7 +54,7 @@ pub struct Build {
 pub struct Builder<'a> {
     pub(crate) manifest: PathBuf,
     pub(crate) archs: Vec<Arch>,
-    pub(crate) family: Option<String>,
+    pub(crate) named: Vec<String>,
     pub(crate) kernels: Vec<String>,
     pub(crate) out_dir: Option<PathBuf>,
     pub(crate) ratchet: Option<PathBuf>,
@@ -72,7 +72,7 @@ impl<'a> Builder<'a> {
         Self {
             manifest: manifest.into(),
             archs: Vec::new(),
-            family: None,
+            named: Vec::new(),
             kernels: Vec::new(),
             out_dir: None,
             ratchet: None,
@@ -92,9 +92,10 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Builds one family only. The other families of the manifest stay if they were made from the same sources by the same tools.
+    /// Builds this family only, or with each call one more. The other families of the manifest stay if they were made from the same sources by the
+    /// same tools.
     pub fn family(mut self, family: impl Into<String>) -> Self {
-        self.family = Some(family.into());
+        self.named.push(family.into());
         self
     }
 

@@ -52,13 +52,13 @@ impl<'a> Run<'a> {
         let tools = builder.tools.clone().map_or_else(|| CudaTools::find_near(&near), Ok)?;
         let archs = if builder.archs.is_empty() { vec![Arch::hopper()] } else { builder.archs.clone() };
         let families = project.families()?;
-        let families = match &builder.family {
-            Some(family) if families.contains(family) => vec![family.clone()],
-            Some(family) => {
-                let why = format!("there is no family `{family}`; this crate has: {}", families.join(", "));
-                return Err(Error::content(&project.manifest, why));
-            }
-            None => families,
+        if let Some(family) = builder.named.iter().find(|family| !families.contains(family)) {
+            let why = format!("there is no family `{family}`; this crate has: {}", families.join(", "));
+            return Err(Error::content(&project.manifest, why));
+        }
+        let families = match builder.named.is_empty() {
+            true => families,
+            false => families.into_iter().filter(|family| builder.named.contains(family)).collect(),
         };
         let source_hash = source_hash(&project.folder)?;
         Ok(Self { builder, toolchain, tools, project, archs, families, line_tables: builder.line_tables, source_hash })
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
         }
-        if self.builder.family.is_none() && self.builder.kernels.is_empty() {
+        if self.builder.named.is_empty() && self.builder.kernels.is_empty() {
             found.extend(scope.strays(&self.families)?);
         }
         if !self.builder.kernels.is_empty() {
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
     }
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
-        let without_others = self.builder.family.is_some() && !self.project.divided;
+        let without_others = !self.builder.named.is_empty() && !self.project.divided;
         let alone = without_others || !self.builder.kernels.is_empty() || self.line_tables;
         ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
     }
