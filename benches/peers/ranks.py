@@ -10,6 +10,8 @@ import os
 import sys
 import time
 
+from versions import versions
+
 
 def serve(rank, world, port, pipe):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
@@ -144,7 +146,7 @@ def main():
         try:
             if request.get("do") == "hello":
                 nccl = ".".join(map(str, torch.cuda.nccl.version()))
-                answer = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": f"NCCL {nccl}", "python": sys.version.split()[0]}
+                answer = versions(f"NCCL {nccl}")
             else:
                 for pipe in pipes:
                     pipe.send(request)

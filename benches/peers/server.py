@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The torch side of the benchmarks: one JSON request a line on stdin, one JSON answer a line on stdout.
 
-    {"do": "hello"}                                            -> {"torch", "cuda", "device", "python"}
+    {"do": "hello"}                                            -> {"torch", "cuda", "device", "python", "libraries"}
     {"do": "prepare", "peer", "dimensions", "sets", "pattern"} -> {"title"}
     {"do": "round", "peer", "replays"}                         -> {"milliseconds"}
     {"do": "check", "peer", "files": {NAME: PATH}}             -> {"equal", "detail"}
@@ -14,6 +14,8 @@ import json
 import os
 import sys
 import traceback
+
+from versions import versions
 
 WARM_UP = 3
 
@@ -84,7 +86,7 @@ class Server:
         if not torch.cuda.is_available():
             raise RuntimeError("torch sees no CUDA device")
         name = torch.cuda.get_device_name(0)
-        return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": name, "python": sys.version.split()[0]}
+        return versions(name)
 
     def pattern(self, path):
         import torch

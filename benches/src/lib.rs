@@ -10,7 +10,8 @@
 //! | `peers` | torch in a process of its own |
 //! | `run`, `rounds` | a run: its families, and rounds in which each side is timed once |
 //! | `machine`, `results` | what it ran on, and the raw results |
-//! | `statistics`, `render`, `chart` | medians and quartiles, tables, drawings |
+//! | `statistics`, `render`, `chart` | medians, quartiles and intervals, tables, drawings |
+//! | `status` | the tables of docs/status.md |
 
 #![warn(missing_docs)]
 
@@ -27,3 +28,4 @@ pub mod results;
 pub mod rounds;
 pub mod run;
 pub mod statistics;
+pub mod status;

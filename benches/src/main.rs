@@ -15,6 +15,7 @@ use oxtile_benches::{
     ranks, render,
     results::Document,
     run::{self, LEAST_ROUNDS, Options, Outcome, Sweep},
+    status,
 };
 
 const USAGE: &str = "\
@@ -23,7 +24,7 @@ Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | -
        oxtile-benches gemm --sweep | --plans [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [context_parallel] [--rounds N] [--json PATH]
                        [--peers FOLDER | --no-peers] [--seed N] [--smoke]
-       oxtile-benches --render FILE.json... | --chart FILE.json...
+       oxtile-benches --render FILE.json... | --chart FILE.json... | --status
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
 
@@ -43,6 +44,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
                   where they are named
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
+  --status        writes the tables of docs/status.md anew, from the registry of kernels and the results in benches/results
 
 The commit in the results is that of OXTILE_COMMIT or of the file `commit` beside this program.
 ";
@@ -56,6 +58,7 @@ struct Arguments {
     render: Vec<PathBuf>,
     chart: Vec<PathBuf>,
     ranks: Option<u32>,
+    status: bool,
 }
 
 fn main() -> ExitCode {
@@ -71,7 +74,7 @@ fn main() -> ExitCode {
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
     let options = Options { families: Vec::new(), sweep: None, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
-    let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None };
+    let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None, status: false };
     let mut rounds = None;
     let options = &mut arguments.options;
     let mut parser = Parser::from_env();
@@ -89,6 +92,7 @@ fn arguments() -> Result<Option<Arguments>> {
             Arg::Long("ranks") => arguments.ranks = Some(parser.value()?.parse()?),
             Arg::Long("render") => arguments.render.extend(parser.values()?.map(PathBuf::from)),
             Arg::Long("chart") => arguments.chart.extend(parser.values()?.map(PathBuf::from)),
+            Arg::Long("status") => arguments.status = true,
             Arg::Short('h') | Arg::Long("help") => {
                 print!("{}", USAGE.replace("{families}", &family::NAMES.join(", ")));
                 return Ok(None);
@@ -102,6 +106,9 @@ fn arguments() -> Result<Option<Arguments>> {
 }
 
 fn execute(arguments: &Arguments) -> Result<()> {
+    if arguments.status {
+        return write_status();
+    }
     if !arguments.render.is_empty() || !arguments.chart.is_empty() {
         for file in &arguments.chart {
             draw(&Document::read(file)?, file)?;
@@ -143,6 +150,15 @@ fn execute(arguments: &Arguments) -> Result<()> {
     print!("{}", render::markdown(&document));
     ensure!(failures.is_empty(), "{} benchmark(s) failed:\n{}", failures.len(), failures.join("\n"));
     Ok(())
+}
+
+/// Writes the tables of docs/status.md, in the folder of the checkout in which it runs.
+fn write_status() -> Result<()> {
+    let page = Path::new("docs/status.md");
+    let text =
+        fs::read_to_string(page).with_context(|| format!("cannot read {} here: run it in the root of a checkout", page.display()))?;
+    let made = status::put(&text, &status::markdown(Path::new("benches/results"))?)?;
+    fs::write(page, made).with_context(|| format!("cannot write {}", page.display()))
 }
 
 /// Draws a document beside its file.

@@ -20,7 +20,7 @@ const SERVER: &str = "server.py";
 const RANKS: &str = "ranks.py";
 
 /// What the peers run on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Versions {
     /// The version of torch.
     pub torch: String,
@@ -30,6 +30,9 @@ pub struct Versions {
     pub device: String,
     /// The version of Python.
     pub python: String,
+    /// The versions of the libraries that torch calls (cuDNN, cuBLAS, NCCL, Triton) and of FlashAttention-3, of those that are installed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub libraries: BTreeMap<String, String>,
 }
 
 /// Whether a peer computes what the kernel does.
@@ -74,8 +77,7 @@ impl Peers {
         let mut child = command.spawn().context("cannot run python3")?;
         let requests = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().context("python3 has no standard output")?);
-        let versions = Versions { torch: String::new(), cuda: String::new(), device: String::new(), python: String::new() };
-        let mut peers = Self { child, requests, answers, versions };
+        let mut peers = Self { child, requests, answers, versions: Versions::default() };
         peers.versions = peers.ask(&json!({ "do": "hello" }))?;
         Ok(peers)
     }

@@ -1,10 +1,10 @@
 //! Markdown tables of a results file, so that the numbers in docs/performance are those that were measured.
 
-use std::fmt::Write;
+use std::{fmt::Write, iter};
 
 use crate::{
     results::{Clock, Document, RanksRecord, Record, SideRecord},
-    statistics::Quartiles,
+    statistics::{Interval, Quartiles},
 };
 
 /// The tables of a document, with where and how they were measured.
@@ -18,35 +18,34 @@ pub fn markdown(document: &Document) -> String {
     let (chosen, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.chosen.is_some());
     let (products, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.flops > 0);
     if !products.is_empty() {
-        text += "\n| kernel | shape | us, median [quartiles] | TFLOP/s | peer | peer's us | peer's time / ours, by pairs |\n";
+        text += "\n| kernel | shape | us, median [quartiles] | TFLOP/s | peer | peer's us | peer's time / ours, by pairs [95 %] |\n";
         text += "|---|---|---|---|---|---|---|\n";
         products.iter().for_each(|record| product_rows(&mut text, record));
     }
     if !limited.is_empty() {
-        text += "\n| kernel | shape | how | us, median [quartiles] | TFLOP/s | of the limit | its time / the first's, by pairs |\n";
+        text += "\n| kernel | shape | how | us, median [quartiles] | TFLOP/s | of the limit | its time / the first's, by pairs [95 %] |\n";
         text += "|---|---|---|---|---|---|---|\n";
         limited.iter().for_each(|record| limited_rows(&mut text, record));
     }
     if !divided.is_empty() {
-        text += "\n| pass | shape | how | ms, median [quartiles] | TFLOP/s a GPU | efficiency, by pairs | of the limit | idle ms of each rank | MB received | MB taken | schedules |\n";
+        text += "\n| pass | shape | how | ms, median [quartiles] | TFLOP/s a GPU | efficiency, by pairs [95 %] | of the limit | idle ms of each rank | MB received | MB taken | schedules |\n";
         text += "|---|---|---|---|---|---|---|---|---|---|---|\n";
         divided.iter().for_each(|record| divided_rows(&mut text, record));
         text += &best(&divided);
     }
     if !chosen.is_empty() {
-        text += "\n| kernel | shape | chosen | us, medians | its time / the others', by pairs | its time / the fastest's |\n";
+        text += "\n| kernel | shape | chosen | us, medians | its time / the others', by pairs [95 %] | its time / the fastest's |\n";
         text += "|---|---|---|---|---|---|\n";
         chosen.iter().for_each(|record| chosen_row(&mut text, record));
         text += &most(&chosen);
     }
     if !device.is_empty() {
-        text +=
-            "\n| kernel | shape | us, median [quartiles] | TB/s | of the copy rate | peer | peer's us | peer's time / ours, by pairs |\n";
+        text += "\n| kernel | shape | us, median [quartiles] | TB/s | of the copy rate | peer | peer's us | peer's time / ours, by pairs [95 %] |\n";
         text += "|---|---|---|---|---|---|---|---|\n";
         device.iter().for_each(|record| device_rows(&mut text, document, record));
     }
     if !host.is_empty() {
-        text += "\n| path | ns a launch, median [quartiles] | over it, ns, by pairs |\n|---|---|---|\n";
+        text += "\n| path | ns a launch, median [quartiles] | over it, ns, by pairs [95 %] |\n|---|---|---|\n";
         host.iter().for_each(|record| host_rows(&mut text, record));
     }
     text + &notes(document)
@@ -55,7 +54,11 @@ pub fn markdown(document: &Document) -> String {
 fn heading(document: &Document) -> String {
     let machine = &document.machine;
     let peers = match &machine.peers {
-        Ok(versions) => format!("torch {} (CUDA {})", versions.torch, versions.cuda),
+        Ok(versions) => {
+            let torch = format!("torch {} (CUDA {})", versions.torch, versions.cuda);
+            let libraries = versions.libraries.iter().map(|(name, version)| format!("{name} {version}"));
+            iter::once(torch).chain(libraries).collect::<Vec<_>>().join(", ")
+        }
         Err(why) => format!("no peers: {why}"),
     };
     let reading = |query: &str| {
@@ -93,7 +96,7 @@ fn rows(text: &mut String, record: &Record, rates: &str) {
     }
     for side in 1..record.sides.len() {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e6, 1));
-        let ratio = record.ratio(side).map_or_else(none, |ratio| spread(ratio, 1.0, 3));
+        let ratio = record.ratio(side).map_or_else(none, |ratio| sure(ratio, 1.0, 3));
         row(&record.sides[side].label, time, ratio);
     }
 }
@@ -105,7 +108,7 @@ fn limited_rows(text: &mut String, record: &Record) {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e6, 1));
         let rate = record.flop_rate(side).filter(|rate| *rate > 0.0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12));
         let share = record.of_limit(side).map_or_else(none, percent);
-        let ratio = record.ratio(side).map_or_else(none, |ratio| spread(ratio, 1.0, 3));
+        let ratio = record.ratio(side).map_or_else(none, |ratio| sure(ratio, 1.0, 3));
         _ = writeln!(text, "| {} | {} | {}{chosen} | {time} | {rate} | {share} | {ratio} |", record.kernel, record.shape, of.label);
     }
 }
@@ -115,7 +118,7 @@ fn divided_rows(text: &mut String, record: &Record) {
     for (side, of) in record.sides.iter().enumerate() {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e3, 3));
         let rate = record.flop_rate_of_gpu(side).filter(|rate| *rate > 0.0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12));
-        let efficiency = record.efficiency(side).filter(|_| record.is_work(side)).map_or_else(none, |of| spread(of, 100.0, 1) + " %");
+        let efficiency = record.efficiency(side).filter(|_| record.is_work(side)).map_or_else(none, |of| sure(of, 100.0, 1) + " %");
         let share = record.of_limit(side).map_or_else(none, percent);
         let idle: Vec<_> = of.ranks.iter().flat_map(RanksRecord::idle_medians).map(|idle| format!("{idle:.3}")).collect();
         let [received, taken] = match of.ranks.as_ref().filter(|ranks| !ranks.passes.is_empty()) {
@@ -197,7 +200,7 @@ fn most(records: &[&Record]) -> String {
 fn host_rows(text: &mut String, record: &Record) {
     for (side, names) in record.sides.iter().enumerate() {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e9, 0));
-        let excess = if side == 0 { none() } else { record.excess(side).map_or_else(none, |excess| spread(excess, 1e9, 0)) };
+        let excess = if side == 0 { none() } else { record.excess(side).map_or_else(none, |excess| sure(excess, 1e9, 0)) };
         _ = writeln!(text, "| {} | {time} | {excess} |", names.label);
     }
 }
@@ -218,8 +221,18 @@ fn notes(document: &Document) -> String {
     if notes.is_empty() { notes } else { format!("\n{notes}") }
 }
 
+/// A median and its quartiles.
 fn spread(of: Quartiles, scale: f64, digits: usize) -> String {
-    let [lower, median, upper] = [of.lower, of.median, of.upper].map(|value| format!("{:.digits$}", value * scale));
+    between([of.lower, of.median, of.upper], scale, digits)
+}
+
+/// A median and its interval.
+fn sure(of: Interval, scale: f64, digits: usize) -> String {
+    between([of.lower, of.median, of.upper], scale, digits)
+}
+
+fn between(values: [f64; 3], scale: f64, digits: usize) -> String {
+    let [lower, median, upper] = values.map(|value| format!("{:.digits$}", value * scale));
     format!("{median} [{lower}, {upper}]")
 }
 
@@ -258,7 +271,7 @@ mod tests {
         document.records.iter_mut().for_each(|record| record.clock = Clock::Host);
         assert_eq!(markdown(&document), text, "what moves bytes is in one table by either clock");
         document.records.iter_mut().for_each(|record| (record.bytes, record.flops) = (0, 0));
-        assert!(markdown(&document).contains("| peer | 400000 [300000, 500000] | -200000 [-250000, -150000] |\n"));
+        assert!(markdown(&document).contains("| peer | 400000 [300000, 500000] | -200000 [-300000, -100000] |\n"));
     }
     #[test]
     fn limits_and_choices_have_tables_of_their_own() {

@@ -8,7 +8,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::{machine::Machine, peers::Check, rounds::Rounds, statistics::Quartiles};
+use crate::{
+    machine::Machine,
+    peers::Check,
+    rounds::Rounds,
+    statistics::{Interval, Quartiles},
+};
 
 /// The version of the file's form.
 const FORM: u32 = 1;
@@ -191,7 +196,7 @@ impl Record {
 
     /// The time of a side over ours, round by round; for a side with other work, the time that it would take for ours at its rate.
     /// A side without floating-point operations, such as a copy, is compared by its time.
-    pub fn ratio(&self, side: usize) -> Option<Quartiles> {
+    pub fn ratio(&self, side: usize) -> Option<Interval> {
         let work = if self.flops > 0 && self.flops_of(side) > 0 { self.flops as f64 / self.flops_of(side) as f64 } else { 1.0 };
         self.pairs(side, |other, ours| work * other / ours)
     }
@@ -206,10 +211,10 @@ impl Record {
     }
 
     /// The time of one GPU, divided by the ranks that share its work, over the time of a side, round by round.
-    pub fn efficiency(&self, side: usize) -> Option<Quartiles> {
+    pub fn efficiency(&self, side: usize) -> Option<Interval> {
         let Divided { ranks, alone } = self.divided.as_ref()?;
         let (alone, side) = (self.sides.iter().find(|side| side.label == *alone)?, self.sides.get(side)?);
-        Quartiles::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / f64::from(*ranks) / side))
+        Interval::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / f64::from(*ranks) / side))
     }
 
     /// Whether a side does the work that ranks share: not the one GPU, nor copies alone.
@@ -229,10 +234,10 @@ impl Record {
     }
 
     /// The time of the side that a model chose over another side's, round by round.
-    pub fn chosen_over(&self, other: usize) -> Option<Quartiles> {
+    pub fn chosen_over(&self, other: usize) -> Option<Interval> {
         let chosen = self.sides.iter().find(|side| Some(&side.label) == self.chosen.as_ref())?;
         let other = self.sides.get(other)?;
-        Quartiles::of(chosen.milliseconds.iter().zip(&other.milliseconds).map(|(chosen, other)| chosen / other))
+        Interval::of(chosen.milliseconds.iter().zip(&other.milliseconds).map(|(chosen, other)| chosen / other))
     }
 
     /// The same over the fastest side, by medians.
@@ -247,13 +252,13 @@ impl Record {
     }
 
     /// Our seconds a launch less a side's, round by round.
-    pub fn excess(&self, side: usize) -> Option<Quartiles> {
+    pub fn excess(&self, side: usize) -> Option<Interval> {
         self.pairs(side, |other, ours| (ours - other) * 1e-3 / self.launches as f64)
     }
 
-    fn pairs(&self, side: usize, of: impl Fn(f64, f64) -> f64) -> Option<Quartiles> {
+    fn pairs(&self, side: usize, of: impl Fn(f64, f64) -> f64) -> Option<Interval> {
         let (ours, other) = (self.sides.first()?, self.sides.get(side)?);
-        Quartiles::of(other.milliseconds.iter().zip(&ours.milliseconds).map(|(other, ours)| of(*other, *ours)))
+        Interval::of(other.milliseconds.iter().zip(&ours.milliseconds).map(|(other, ours)| of(*other, *ours)))
     }
 }
 
