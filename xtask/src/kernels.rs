@@ -1,19 +1,15 @@
 //! `build-ptx`: compile the kernels, check them, print what they take.
 
-use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, time::Instant};
+use std::{path::PathBuf, process::ExitCode, time::Instant};
 
 use anyhow::Result;
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_build::{Arch, Build, Builder, Kernel};
 
-use crate::{machine, root, say};
+use crate::{machine, portable, root, say};
 
 /// The crates with kernels: those that are shipped, and those that hold the emulator to the GPU.
 pub const CRATES: [&str; 2] = ["gpu", "tests/conformance"];
-
-/// The architectures beside the default one: those of every run, one of each kind, and those of long ones.
-const PORTABLE: [&str; 2] = ["sm_80", "sm_100a"];
-const MORE: [&str; 2] = ["sm_89", "sm_120a"];
 
 #[derive(Default)]
 struct Options {
@@ -22,6 +18,7 @@ struct Options {
     crates: Vec<PathBuf>,
     checked: bool,
     accept: bool,
+    portable: bool,
 }
 
 impl Options {
@@ -37,6 +34,7 @@ impl Options {
                 Arg::Long("crate") => options.crates.push(std::path::absolute(arguments.value()?)?),
                 Arg::Long("checked") => options.checked = true,
                 Arg::Long("accept") => options.accept = true,
+                Arg::Long("portable") => options.portable = true,
                 other => return Err(other.unexpected().into()),
             }
         }
@@ -68,15 +66,18 @@ pub fn builder(folder: impl Into<PathBuf>) -> Builder<'static> {
 }
 
 /// A build for these architectures; without any, for the default one and that of the GPU in this machine.
-fn for_archs(folder: impl Into<PathBuf>, archs: &[Arch]) -> Builder<'static> {
+pub fn for_archs(folder: impl Into<PathBuf>, archs: &[Arch]) -> Builder<'static> {
     let default = || Some(Arch::hopper()).into_iter().chain(machine::gpu_arch().filter(|arch| *arch != Arch::hopper()));
     let archs = if archs.is_empty() { default().collect() } else { archs.to_vec() };
     archs.into_iter().fold(builder(folder), Builder::arch)
 }
 
-/// `build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]`.
+/// `build-ptx [--arch A,B] [--family F] [--crate FOLDER] [--checked] [--accept]`, or `build-ptx --portable [--accept]`.
 pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
     let options = Options::parse(arguments)?;
+    if options.portable {
+        return Ok(if portable::check(portable::Extent::Anew { accept: options.accept })? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     machine::ready()?;
     for folder in &options.crates {
         let start = Instant::now();
@@ -103,29 +104,6 @@ pub fn families(names: &[&str], arch: Arch) -> Result<Build> {
     machine::ready()?;
     let builder = builder(root().join(CRATES[0])).arch(arch);
     Ok(names.iter().fold(builder, |builder, name| builder.family(*name)).build()?)
-}
-
-/// Whether the kernels that need no feature of Hopper alone also pass on the other architectures, on which none has
-/// tuned them: findings that only cost speed there (sm_80 converts FP8 in software) are counted, not refused. Writes no output folder.
-///
-/// Where not `all` are asked for, one of each kind: no kernel has another body on sm_120a than on sm_100a, which a test of tidiness
-/// says; bodies on sm_89 are those on sm_80, but for conversions of FP8, which are those on sm_90a.
-pub fn portable(all: bool) -> Result<bool> {
-    machine::ready()?;
-    let more = if all { &MORE[..] } else { &[] };
-    let archs = PORTABLE.iter().chain(more).map(|name| name.parse()).collect::<Result<Vec<Arch>, _>>()?;
-    let mut passed = true;
-    for folder in CRATES {
-        let findings = for_archs(root().join(folder), &archs).inspect()?.findings;
-        let (slow, wrong): (Vec<_>, Vec<_>) = findings.iter().partition(|finding| finding.slow);
-        wrong.iter().for_each(|finding| eprintln!("  {finding}"));
-        let kernels: BTreeSet<_> = slow.iter().map(|finding| (&finding.kernel, &finding.arch)).collect();
-        if !kernels.is_empty() {
-            eprintln!("  note: {} kernels of {folder} keep registers in memory on these architectures", kernels.len());
-        }
-        passed &= wrong.is_empty();
-    }
-    Ok(passed)
 }
 
 /// All kernels; compiled where their sources changed.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `machine` | `setup`, `doctor` |
 //! | `kernels`, `kernel` | `build-ptx`; `kernel NAME` |
+//! | `portable` | the kernels on other architectures than the one that they are tuned for |
 //! | `suite`, `processor_time` | `test`, and the processor time that it took |
 //! | `programs` | the project's programs on the kernels built here: `bench`, `demo` |
 //! | `package` | `package`: the crates as a registry gets them, and programs built from them alone |
@@ -16,6 +17,7 @@ mod kernel;
 mod kernels;
 mod machine;
 mod package;
+mod portable;
 mod processor_time;
 mod programs;
 mod suite;
@@ -37,6 +39,8 @@ cargo xtask <command>
                         compile the kernels to PTX and cubins, by default for sm_90a and the GPU that is
                         here, and hold them to the ratchet beside them;
                         --accept rewrites the ratchet, --checked keeps the bounds checks in
+  build-ptx --portable [--accept]
+                        check them on other architectures, in no output; --accept: `test` skips it for these sources
   kernel NAME [--arch A] [--watch] [--emulate --seed N]
                         figures against the ratchet and the machine code of the hot loop of the kernels
                         whose name begins so; --watch again at every edit; --emulate runs their cases

@@ -11,7 +11,11 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::Parser;
 
-use crate::{cargo, kernels, machine, package, processor_time, programs, target, wheel};
+use crate::{
+    cargo, kernels, machine, package,
+    portable::{self, Extent},
+    processor_time, programs, target, wheel,
+};
 
 /// How many of the slowest are printed.
 const SLOWEST: usize = 10;
@@ -234,7 +238,9 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         thread::scope(|scope| {
             let judged = scope.spawn(|| compile_for_the_host(whole));
             if whole {
-                tally.step("build-ptx for other architectures", || kernels::portable(long.is_some()));
+                tally.step("build-ptx for other architectures", || {
+                    portable::check(if long.is_some() { Extent::Long } else { Extent::Changed })
+                });
             }
             tally.step("build-ptx", || kernels::all().map(|_| true));
             judged.join().expect("compiling does not panic")
