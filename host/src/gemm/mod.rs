@@ -14,6 +14,7 @@
 //! | `wgmma` | matrices bound to the kernels on wgmma |
 //! | `portable` | matrices bound to the kernels on `mma.sync` |
 //! | `any` | matrices bound to the kernel without tensor cores |
+//! | `blocks` | matrices bound to the kernel of FP8 codes with scales of blocks |
 //!
 //! ```
 //! use oxtile::gemm::{Gemm, GemmConfig};
@@ -35,6 +36,7 @@
 //! ```
 
 mod any;
+mod blocks;
 mod choice;
 mod config;
 mod plan;
@@ -43,8 +45,8 @@ mod product;
 mod table;
 mod wgmma;
 
-pub(crate) use choice::wgmma_of;
 pub use choice::{GemmKernel, GemmTile};
+pub(crate) use choice::{MULTIPROCESSORS, wgmma_of};
 pub use config::{Activation, GemmConfig};
 pub use plan::GemmPlan;
 pub use product::Gemm;

@@ -5,7 +5,7 @@ use std::fmt;
 use oxtile_tile::num::{Element, bf16, e4m3};
 
 use crate::choice::Choice;
-use crate::gemm::{GemmConfig, GemmElement, GemmKernel};
+use crate::gemm::{GemmConfig, GemmElement, GemmKernel, MULTIPROCESSORS};
 use crate::quantize::format::{Direction, ScaleBlock};
 use crate::runtime::matmul::MatmulMemory;
 use crate::runtime::{Device, Error, Result};
@@ -27,7 +27,8 @@ pub struct QuantizedGemmConfig {
     pub alpha: f32,
     /// Factor of `D` as it was; 0 leaves it unread.
     pub beta: f32,
-    /// Whether the tensor cores may sum products of FP8 codes in 14 bits, as they do by default. Else sums are as accurate as in f32.
+    /// Whether the tensor cores may sum all products of FP8 codes in 14 bits, as they do by default. Else, and in blocks of 128 in any case, what is summed
+    /// so are 128 products, and their sums in f32.
     pub fast_accumulation: bool,
     /// The path to take; none for the first that can be taken.
     pub path: Option<Path>,
@@ -159,8 +160,13 @@ impl QuantizedGemmConfig {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt if is_empty => Err("a dimension is 0".to_owned()),
             Path::CublasLt => self.check_cublaslt::<O>(sm, facts),
+            Path::Wgmma if self.is_in_blocks() => match self.narrow_product().choose_blocks::<e4m3, O>(MULTIPROCESSORS) {
+                Ok((choice, _)) => hopper("wgmma").map(|()| format!("FP8 codes in blocks on tensor cores, {}", choice.why)),
+                Err(why) => Err(why),
+            },
             Path::Wgmma if !matches!((self.a, self.b), (OperandFormat::Fp8, OperandFormat::Fp8)) => {
-                Err(format!("the kernel takes FP8 with one scale, not {} and {}", self.a, self.b))
+                let [row, square] = [ScaleBlock::Row, ScaleBlock::Square].map(OperandFormat::Fp8Block);
+                Err(format!("the kernels take FP8 with one scale, or {row} times {square}, not {} and {}", self.a, self.b))
             }
             Path::Wgmma if !self.fast_accumulation => Err("the kernel sums in 14 bits: allow it by `fast_accumulation`".to_owned()),
             Path::Wgmma => {
@@ -190,6 +196,9 @@ impl QuantizedGemmConfig {
     {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt => None,
+            Path::Wgmma if self.is_in_blocks() => {
+                self.narrow_product().choose_blocks::<e4m3, O>(MULTIPROCESSORS).ok().and_then(|(choice, _)| choice.kernel)
+            }
             Path::Wgmma => self.narrow_product().choose::<e4m3, O>()?.kernel,
             Path::Dequantize => self.wide_product().choose::<bf16, O>()?.kernel,
             Path::DequantizePortable => self.wide_product().choose_portable::<bf16, O>()?.kernel,
@@ -228,6 +237,11 @@ impl QuantizedGemmConfig {
             Some(((name, size), multiple)) => Err(format!("{name} is {size}, no multiple of {multiple}, which cuBLASLt asks for")),
             None => Ok(format!("{} codes on tensor cores, {}", self.a, library(version))),
         }
+    }
+
+    /// Whether the operands are what the kernel of blocks takes.
+    pub(super) fn is_in_blocks(&self) -> bool {
+        (self.a, self.b) == (OperandFormat::Fp8Block(ScaleBlock::Row), OperandFormat::Fp8Block(ScaleBlock::Square))
     }
 
     /// The product of the dequantized operands.
@@ -293,6 +307,25 @@ mod tests {
         assert_eq!(choice.decision, Wgmma);
         assert!(choice.kernel.is_some_and(|kernel| kernel.starts_with("gemm__e4m3__e4m3__depth128__bf16")), "{choice:?}");
         assert_eq!(choose(config, (9, 0), true).unwrap().kernel, None);
+    }
+
+    #[test]
+    fn without_the_library_hopper_multiplies_blocks_by_squares_and_no_other_pair() {
+        let blocks = QuantizedGemmConfig { b: SQUARES, ..QuantizedGemmConfig::new(ROWS, [64, 128, 256]) };
+        let choice = choose(blocks, (9, 0), false).unwrap();
+        assert_eq!((choice.decision, choice.kernel), (Wgmma, Some("gemm_blocks__bf16__width64")));
+        assert!(choice.why.starts_with("FP8 codes in blocks on tensor cores, 128 by 128 tiles on wgmma"), "{choice:?}");
+        assert_eq!(choose(blocks, (9, 0), true).unwrap().decision, CublasLt);
+        let refusal = |config: QuantizedGemmConfig, capability| {
+            let choice = choose(config, capability, false).unwrap();
+            choice.refused.into_iter().find(|(path, _)| *path == Wgmma).map(|(_, why)| why).unwrap_or_default()
+        };
+        assert_eq!(refusal(blocks, (10, 0)), "wgmma needs sm_90, this is sm_100");
+        assert!(refusal(QuantizedGemmConfig { k: 40, ..blocks }, (9, 0)).starts_with("k is 40, no multiple of 16"));
+        let pairs = "the kernels take FP8 with one scale, or FP8 in blocks of 1x128 times FP8 in squares of 128x128, not ";
+        assert_eq!(refusal(QuantizedGemmConfig { a: SQUARES, ..blocks }, (9, 0)), format!("{pairs}{SQUARES} and {SQUARES}"));
+        assert_eq!(refusal(QuantizedGemmConfig { a: SQUARES, b: ROWS, ..blocks }, (9, 0)), format!("{pairs}{SQUARES} and {ROWS}"));
+        assert_eq!(refusal(QuantizedGemmConfig { b: ROWS, ..blocks }, (9, 0)), format!("{pairs}{ROWS} and {ROWS}"));
     }
 
     #[test]
