@@ -5,8 +5,12 @@
 //! The tensor cores sum the 128 products of a block from zero, in about 14 bits. A thread multiplies that sum by both scales and adds it, in `f32`, to the sum of
 //! the blocks before. So the tensor cores' loss does not grow with K.
 //!
+//! The product of two scales is rounded to `f32` first. So it has to be in the range of `f32`, from 2^-126 to 2^128, and 0 times a product of scales beyond it is
+//! NaN. A scale is the largest magnitude of its block over 448, so that these magnitudes may multiply to anything from 2^-108 to 2^145, while a result ends
+//! at 2^128.
+//!
 //! Tiles are 128x128, so that a tile has one square of `B` a block. A step of the ring is a block: 16 KiB of either operand, the 128 scales of the rows of
-//! `A`, 512 bytes, and the scale of the square, all by TMA. Two warpgroups take 64 rows each. A thread has three times 64 values: the sum, and the results of two
+//! `A`, 512 bytes, and the scale of the square among its [neighbours](QUAD), all by TMA. Two warpgroups take 64 rows each. A thread has three times 64 values: the sum, and the results of two
 //! blocks, of which one is being multiplied while the other is added to the sum. So the tensor cores always have a block in flight, and the 64 `fma` of a
 //! thread hide below them.
 //!
@@ -48,7 +52,7 @@ use super::{Fusion, PART, Shape, Split, check_product};
 pub const BLOCK: usize = 128;
 /// Rows and columns of a tile: the side of a square of `B`.
 const SIDE: usize = 128;
-/// Scales of a copy of one: TMA copies 16 bytes.
+/// Scales that are copied for one: TMA copies 16 bytes, from a multiple of 16 bytes on. So four neighbouring steps load the same ones.
 const QUAD: usize = 4;
 /// As many as the shared memory holds: 33 KiB each.
 const STAGES: usize = 5;
@@ -64,8 +68,8 @@ type Codes = Stage<e4m3, e4m3, BLOCK, 2, 1, 2>;
 struct ScaledStage {
     codes: Codes,
     a_scales: SharedTile<f32, 1, SIDE, Linear>,
-    /// The first is the square's.
-    b_scale: SharedTile<f32, 1, QUAD, Linear>,
+    /// Those of four neighbouring squares: that of step `i` is at `i % 4`.
+    b_scales: SharedTile<f32, 1, QUAD, Linear>,
 }
 
 impl ScaledStage {
@@ -123,7 +127,7 @@ pub fn gemm_blocks<O: StoredElement, const WIDTH: usize>(
             let (number, mut order, mut ring) = (role.begin(), order(), shared.ring.consumer());
             let factor = fusion.factor();
             while let Some(work) = order.next_work() {
-                let mut tile = sum(number, work.steps, || ring.wait());
+                let mut tile = sum(number, [work.first, work.steps], || ring.wait());
                 let [row, column] = work.tile;
                 let origin = [row * SIDE as u32 + number * PART as u32, column * SIDE as u32];
                 if let Some(part) = work.part {
@@ -148,7 +152,7 @@ fn produce(operands: &BlockOperands, mut order: impl WorkOrder, mut ring: Produc
         for step in work.first..work.first + work.steps {
             let (stage, full) = ring.acquire(ScaledStage::BYTES);
             operands.a_scales.load(stage.a_scales, [step, row * SIDE as u32], full);
-            operands.b_scales.load(stage.b_scale, [column, step], full);
+            operands.b_scales.load(stage.b_scales, [column, step - step % QUAD as u32], full);
             stage.codes.load::<1, false, false>(
                 (&operands.a, &operands.b),
                 [row * SIDE as u32, column * SIDE as u32, step * BLOCK as u32],
@@ -159,30 +163,31 @@ fn produce(operands: &BlockOperands, mut order: impl WorkOrder, mut ring: Produc
     }
 }
 
-/// The sum of so many blocks, at least one, of warpgroup `number`. While the products of one block are added, those of the next are in flight: they take turns
+/// The sum of so many blocks, at least one, from step `first` on, of warpgroup `number`. While the products of one block are added, those of the next are in flight: they take turns
 /// in two sets of registers, so the loop has two blocks.
 #[inline(always)]
-fn sum(number: u32, steps: u32, mut wait: impl FnMut() -> Full<ScaledStage>) -> Tile {
+fn sum(number: u32, [first, steps]: [u32; 2], mut wait: impl FnMut() -> Full<ScaledStage>) -> Tile {
     let mut sum = Tile::zero();
     let mut stage = wait();
     let mut product = multiply(number, &stage);
-    let mut left = steps - 1;
-    while left >= 2 {
+    // The step of `product`, and the last.
+    let (mut step, last) = (first, first + steps - 1);
+    while last - step >= 2 {
         let next = wait();
         let other = multiply(number, &next);
-        add::<1>(&mut sum, number, product, stage);
+        add::<1>(&mut sum, number, product, (stage, step));
         stage = wait();
         product = multiply(number, &stage);
-        add::<1>(&mut sum, number, other, next);
-        left -= 2;
+        add::<1>(&mut sum, number, other, (next, step + 1));
+        step += 2;
     }
-    if left == 1 {
+    if step == last {
+        add::<0>(&mut sum, number, product, (stage, step));
+    } else {
         let next = wait();
         let other = multiply(number, &next);
-        add::<1>(&mut sum, number, product, stage);
-        add::<0>(&mut sum, number, other, next);
-    } else {
-        add::<0>(&mut sum, number, product, stage);
+        add::<1>(&mut sum, number, product, (stage, step));
+        add::<0>(&mut sum, number, other, (next, last));
     }
     sum
 }
@@ -198,9 +203,9 @@ fn multiply(number: u32, stage: &Full<ScaledStage>) -> InFlight<SIDE> {
 /// Waits for a block's products, while the next `PENDING` blocks are in flight, adds them times their scales to the sum, and gives the stage back.
 #[inline(always)]
 #[track_caller]
-fn add<const PENDING: u32>(sum: &mut Tile, number: u32, product: InFlight<SIDE>, stage: Full<ScaledStage>) {
-    let ScaledStage { a_scales, b_scale, .. } = stage.memory();
-    let square = b_scale.load(0, 0);
+fn add<const PENDING: u32>(sum: &mut Tile, number: u32, product: InFlight<SIDE>, (stage, step): (Full<ScaledStage>, u32)) {
+    let ScaledStage { a_scales, b_scales, .. } = stage.memory();
+    let square = b_scales.load(0, step % QUAD as u32);
     let scales: Rows = [0, 1].map(|half| square * a_scales.load(0, number * PART as u32 + register_tile::row(half)));
     let product = product.wait_leaving::<PENDING>();
     stage.release();

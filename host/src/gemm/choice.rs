@@ -47,7 +47,7 @@ impl GemmTile {
 pub(super) const BLOCKS_TILE: GemmTile = GemmTile::Tile128x128;
 
 /// The multiprocessors of an H100 and an H200.
-pub(crate) const MULTIPROCESSORS: u32 = 132;
+const MULTIPROCESSORS: u32 = 132;
 
 impl GemmConfig {
     /// The kernel for operands `T` and results of `O` on a device: on Hopper as [`choose`](Self::choose), elsewhere one on `mma.sync`, or of

@@ -45,8 +45,8 @@ mod product;
 mod table;
 mod wgmma;
 
+pub(crate) use choice::wgmma_of;
 pub use choice::{GemmKernel, GemmTile};
-pub(crate) use choice::{MULTIPROCESSORS, wgmma_of};
 pub use config::{Activation, GemmConfig};
 pub use plan::GemmPlan;
 pub use product::Gemm;

@@ -5,7 +5,7 @@ use std::fmt;
 use oxtile_tile::num::{Element, bf16, e4m3};
 
 use crate::choice::Choice;
-use crate::gemm::{GemmConfig, GemmElement, GemmKernel, MULTIPROCESSORS};
+use crate::gemm::{GemmConfig, GemmElement, GemmKernel};
 use crate::quantize::format::{Direction, ScaleBlock};
 use crate::runtime::matmul::MatmulMemory;
 use crate::runtime::{Device, Error, Result};
@@ -27,8 +27,9 @@ pub struct QuantizedGemmConfig {
     pub alpha: f32,
     /// Factor of `D` as it was; 0 leaves it unread.
     pub beta: f32,
-    /// Whether the tensor cores may sum all products of FP8 codes in 14 bits, as they do by default. Else, and in blocks of 128 in any case, what is summed
-    /// so are 128 products, and their sums in f32.
+    /// Whether all products of FP8 codes with one scale may be summed inside the tensor cores, in about 14 bits. If not, which is the default, the library brings
+    /// their sums to `f32` on the way, and the kernel on `wgmma` is not taken. Operands of other formats have no such choice: of codes in blocks the
+    /// tensor cores sum the 128 products of a block so, and `f32` holds the sum of the blocks; what is dequantized is summed as other `bf16`.
     pub fast_accumulation: bool,
     /// The path to take; none for the first that can be taken.
     pub path: Option<Path>,
@@ -72,6 +73,7 @@ impl Path {
 /// The facts on which paths depend.
 pub(super) struct Facts {
     pub capability: (u32, u32),
+    pub multiprocessors: u32,
     /// The library's version, or why there is none.
     pub cublaslt: Result<usize, String>,
 }
@@ -111,7 +113,8 @@ impl QuantizedGemmConfig {
         e4m3: GemmElement<O>,
     {
         let backend = &device.runtime.backend;
-        let facts = Facts { capability: device.capability(), cublaslt: backend.cublaslt() };
+        let multiprocessors = device.limits().multiprocessors;
+        let facts = Facts { capability: device.capability(), multiprocessors, cublaslt: backend.cublaslt() };
         self.choose_by(&facts, |path, why| {
             let Some(matmul) = self.matmul::<O>(path) else { return Ok(Ok(why)) };
             let plan = backend.plan_matmul(device.index(), &matmul, &MatmulMemory::ANY)?;
@@ -136,7 +139,7 @@ impl QuantizedGemmConfig {
                 refusal => refusal,
             };
             match answer {
-                Ok(why) => return Ok(Choice { decision: path, kernel: self.product_kernel::<O>(path)?, why, refused }),
+                Ok(why) => return Ok(Choice { decision: path, kernel: self.product_kernel::<O>(path, facts)?, why, refused }),
                 Err(why) => refused.push((path, why)),
             }
         }
@@ -160,7 +163,7 @@ impl QuantizedGemmConfig {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt if is_empty => Err("a dimension is 0".to_owned()),
             Path::CublasLt => self.check_cublaslt::<O>(sm, facts),
-            Path::Wgmma if self.is_in_blocks() => match self.narrow_product().choose_blocks::<e4m3, O>(MULTIPROCESSORS) {
+            Path::Wgmma if self.is_in_blocks() => match self.narrow_product().choose_blocks::<e4m3, O>(facts.multiprocessors) {
                 Ok((choice, _)) => hopper("wgmma").map(|()| format!("FP8 codes in blocks on tensor cores, {}", choice.why)),
                 Err(why) => Err(why),
             },
@@ -189,7 +192,7 @@ impl QuantizedGemmConfig {
     }
 
     /// The kernel that multiplies on a path; none if the library does.
-    fn product_kernel<O: Element>(&self, path: Path) -> Result<Option<&'static str>>
+    fn product_kernel<O: Element>(&self, path: Path, facts: &Facts) -> Result<Option<&'static str>>
     where
         bf16: GemmElement<O>,
         e4m3: GemmElement<O>,
@@ -197,7 +200,7 @@ impl QuantizedGemmConfig {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt => None,
             Path::Wgmma if self.is_in_blocks() => {
-                self.narrow_product().choose_blocks::<e4m3, O>(MULTIPROCESSORS).ok().and_then(|(choice, _)| choice.kernel)
+                self.narrow_product().choose_blocks::<e4m3, O>(facts.multiprocessors).ok().and_then(|(choice, _)| choice.kernel)
             }
             Path::Wgmma => self.narrow_product().choose::<e4m3, O>()?.kernel,
             Path::Dequantize => self.wide_product().choose::<bf16, O>()?.kernel,
@@ -273,7 +276,7 @@ mod tests {
 
     fn choose(config: QuantizedGemmConfig, capability: (u32, u32), library: bool) -> Result<Choice<Path>> {
         let cublaslt = if library { Ok(13_01_00) } else { Err("libcublasLt was not found".to_owned()) };
-        config.choose_by::<bf16>(&Facts { capability, cublaslt }, |_, why| Ok(Ok(why)))
+        config.choose_by::<bf16>(&Facts { capability, multiprocessors: 132, cublaslt }, |_, why| Ok(Ok(why)))
     }
 
     fn path(format: OperandFormat, capability: (u32, u32), library: bool) -> Path {
@@ -329,6 +332,17 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_divided_among_the_multiprocessors_of_the_device() {
+        let blocks = QuantizedGemmConfig { b: SQUARES, ..QuantizedGemmConfig::new(ROWS, [128, 128, 8192]) };
+        let why = |multiprocessors| {
+            let facts = Facts { capability: (9, 0), multiprocessors, cublaslt: Err("absent".to_owned()) };
+            blocks.choose_by::<bf16>(&facts, |_, why| Ok(Ok(why))).unwrap().why
+        };
+        assert!(why(132).contains("parts along k"), "{}", why(132));
+        assert!(!why(1).contains("parts along k"), "{}", why(1));
+    }
+
+    #[test]
     fn without_library_and_wgmma_there_is_a_path_still() {
         for format in [OperandFormat::Fp8, ROWS, SQUARES, MXFP8, NVFP4] {
             for capability in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
@@ -378,7 +392,7 @@ mod tests {
     #[test]
     fn the_library_has_the_last_word() {
         let config = QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]);
-        let facts = Facts { capability: (9, 0), cublaslt: Ok(13_00_00) };
+        let facts = Facts { capability: (9, 0), multiprocessors: 132, cublaslt: Ok(13_00_00) };
         let refuse = |path, why| Ok(if path == CublasLt { Err("no algorithm".to_owned()) } else { Ok(why) });
         assert_eq!(config.choose_by::<f32>(&facts, refuse).unwrap().decision, Dequantize);
     }
