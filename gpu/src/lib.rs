@@ -127,6 +127,7 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     fp8::FP8_UPDATE_SCALES,
     gemm::GEMM,
     gemm::GEMM_ANY,
+    gemm::GEMM_BLOCKS,
     gemm::GEMM_GATHERED,
     gemm::GEMM_PORTABLE,
     interleave::INTERLEAVE_ROWS,

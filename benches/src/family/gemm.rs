@@ -88,6 +88,12 @@ fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], shape
     }
 }
 
+/// The bf16 product of a shape, `B` along k, by the plan that is chosen.
+pub(super) fn prepare_nt(gpu: &Gpu, shape: [u64; 3]) -> Result<Prepared> {
+    let config = config("gemm bf16 nt", (shape, 1));
+    prepare::<bf16>(gpu, &Gemm::new(&gpu.runtime, config)?, config, 1)
+}
+
 fn operand<T: Operand>(gpu: &Gpu, buffer: usize, count: u64) -> Result<Buffer<T>> {
     let values: Vec<T> = gpu.pattern.fill(buffer, count).into_iter().map(T::of).collect();
     Ok(Buffer::from_slice(&gpu.stream, &values)?)

@@ -7,11 +7,12 @@ use oxtile::quantize::{ScaleBlock, ScaleOptions};
 use oxtile::runtime::Buffer;
 use oxtile_tile::num::bf16;
 
-use super::gemm::FAMILY;
+use super::gemm::{self, FAMILY};
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 
 const FP8: OperandFormat = OperandFormat::Fp8;
 const BLOCKS: OperandFormat = OperandFormat::Fp8Block(ScaleBlock::Row);
+const SQUARES: OperandFormat = OperandFormat::Fp8Block(ScaleBlock::Square);
 const MXFP8: OperandFormat = OperandFormat::Mxfp8(Direction::Rows);
 const NVFP4: OperandFormat = OperandFormat::Nvfp4(Direction::Rows);
 
@@ -20,7 +21,7 @@ pub fn benches(size: Size) -> Vec<Bench> {
     let shape = size.pick([8192, 8192, 8192], [16, 32, 64]);
     let of = |format| QuantizedGemmConfig::new(format, shape);
     let pinned = |format, path| QuantizedGemmConfig { path: Some(path), fast_accumulation: path == Path::Wgmma, ..of(format) };
-    vec![
+    let mut benches = vec![
         bench("quantized_gemm fp8, as chosen", of(FP8)),
         bench("quantized_gemm fp8, wgmma", pinned(FP8, Path::Wgmma)),
         bench("quantized_gemm fp8, dequantized", pinned(FP8, Path::Dequantize)),
@@ -28,7 +29,35 @@ pub fn benches(size: Size) -> Vec<Bench> {
         bench("quantized_gemm fp8 1x128, dequantized", pinned(BLOCKS, Path::Dequantize)),
         bench("quantized_gemm mxfp8, as chosen", of(MXFP8)),
         bench("quantized_gemm nvfp4, as chosen", of(NVFP4)),
-    ]
+    ];
+    benches.extend(size.pick(BLOCK_SHAPES, &[[16, 32, 144]]).iter().map(|shape| of_squares(*shape)));
+    benches
+}
+
+/// Activations in blocks times weights in squares: a large square, and products of DeepSeek-V3.
+const BLOCK_SHAPES: &[[u64; 3]] = &[
+    [8192, 8192, 8192],
+    [4096, 7168, 16384],
+    [4096, 4096, 7168],
+    [4096, 24576, 1536],
+    [4096, 7168, 2048],
+    [4096, 2112, 7168],
+    [128, 7168, 16384],
+    [64, 24576, 1536],
+];
+
+/// On `wgmma`, beside cuBLASLt where it takes the product, and beside our product of bf16.
+fn of_squares(shape: [u64; 3]) -> Bench {
+    let config = QuantizedGemmConfig { b: SQUARES, path: Some(Path::Wgmma), ..QuantizedGemmConfig::new(BLOCKS, shape) };
+    let prepare = move |gpu: &Gpu| {
+        let mut prepared = prepare(gpu, config)?;
+        let library = QuantizedGemmConfig { path: Some(Path::CublasLt), ..config };
+        if library.choose::<bf16>(&gpu.device).is_ok() {
+            prepared = prepared.against("cuBLASLt", self::prepare(gpu, library)?);
+        }
+        Ok(prepared.against("gemm bf16 nt", gemm::prepare_nt(gpu, shape)?))
+    };
+    Bench { prepare: Box::new(prepare), ..bench("quantized_gemm fp8 1x128 by squares, wgmma", config) }
 }
 
 fn bench(kernel: &'static str, config: QuantizedGemmConfig) -> Bench {

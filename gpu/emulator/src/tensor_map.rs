@@ -196,6 +196,7 @@ fn plan(
         let place = thread.worker().shared.place(shared, 1);
         fail(format!("a box at {place} under {:?}", map.swizzle), "align it to 8 swizzled rows, 128 bytes without swizzle");
     }
+    check_start(thread, &map, shared, coordinates[0], site);
     let bytes = map.box_dimensions.iter().product::<u32>() * map.element_bytes;
     if u64::from(shared) + u64::from(bytes) > u64::from(thread.block().shared_bytes()) {
         let (place, there) = (thread.worker().shared.place(shared, 1), thread.block().shared_bytes());
@@ -211,4 +212,20 @@ fn plan(
         explained.boxes.borrow_mut().insert(BoxCopy { place, dimensions, element_bytes: map.element_bytes, swizzle });
     }
     (map.pieces(coordinates, shared, direction != Direction::Load), completion)
+}
+
+/// A box begins at a multiple of 16 bytes of the tensor. The PTX ISA does not say so, but a device ends a kernel that begins one elsewhere with an illegal
+/// instruction, as others have found too: `triton-lang/triton` issue 7385 and pull request 9112, `tile-ai/tilelang` issue 2527.
+fn check_start(thread: &Thread, map: &TensorMap, shared: u32, first: i32, site: Site) {
+    let past = (i64::from(first) * i64::from(map.element_bytes)).rem_euclid(16);
+    if past == 0 {
+        return;
+    }
+    let place = thread.worker().shared.place(shared, map.box_dimensions[0] * map.element_bytes);
+    let message = format!(
+        "a tensor copy beside {place} whose box begins at element {first} of the innermost dimension, of {} bytes each: {past} bytes past a multiple of 16",
+        map.element_bytes
+    );
+    let mend = "begin boxes at multiples of 16 bytes of the innermost dimension, and pick the element inside the box; a device ends with an illegal instruction";
+    thread.fail(FaultKind::Misaligned, site, message, mend);
 }

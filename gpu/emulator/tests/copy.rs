@@ -2,7 +2,6 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{FaultKind, Options, device};
 
 /// What a pipeline leaves out.
@@ -228,82 +227,6 @@ fn cp_async_arrives_at_an_mbarrier() {
         }
     }
     silent(|| Job::new("arrive", 1, 64, 128, 520, body), |out| assert_eq!(out[..4], [12, 13, 0, 0]));
-}
-
-/// Loads a box that hangs over every edge and stores it moved by one row.
-fn boxes(arguments: &[u64]) {
-    if thread() == 0 {
-        device::mbarrier_init(2048, 1);
-        device::fence_mbarrier_init();
-        device::mbarrier_arrive_expect_transaction(2048, 1024);
-        device::tensor_load(0, arguments[2], [-4i32, 6], 2048);
-        device::mbarrier_wait_parity(2048, 0);
-        device::tensor_store(arguments[3], [0i32, -1], 0);
-        device::bulk_commit();
-        device::bulk_wait(0, false);
-    }
-}
-
-#[test]
-fn tensor_copies_fill_with_zero_and_clip() {
-    let encode = |address, swizzle| {
-        let map = TensorMap { address, element_bytes: 4, dimensions: vec![16, 8], strides: vec![64], box_dimensions: vec![32, 8], swizzle };
-        tensor_map::encode(&map).unwrap()
-    };
-    for swizzle in [Swizzle::None, Swizzle::Bytes128] {
-        let job = || {
-            let mut job = Job::new("boxes", 1, 32, 128, 2056, boxes);
-            let maps = job.memory.allocate("maps", 256, 0);
-            job.memory.write(maps, &encode(job.input, swizzle)).unwrap();
-            job.memory.write(maps + 128, &encode(job.output, swizzle)).unwrap();
-            job.launch.arguments.extend([maps, maps + 128]);
-            job
-        };
-        silent(job, |out| {
-            for (i, &value) in out.iter().enumerate() {
-                let (x, y) = (i % 16, i / 16);
-                let expected = if y + 1 + 6 < 8 && x >= 4 { (y + 7) * 16 + x - 4 } else { 0 };
-                assert_eq!(value, expected as u32, "x {x}, y {y}, {swizzle:?}");
-            }
-        });
-    }
-}
-
-#[test]
-fn a_swizzled_box_lies_in_swizzled_order() {
-    fn body(arguments: &[u64]) {
-        if thread() == 0 {
-            device::mbarrier_init(2048, 1);
-            device::fence_mbarrier_init();
-            device::mbarrier_arrive_expect_transaction(2048, 1024);
-            device::tensor_load(0, arguments[2], [0i32, 0], 2048);
-            device::mbarrier_wait_parity(2048, 0);
-            for word in 0..256 {
-                store(arguments[1] + u64::from(word) * 4, shared_load(word * 4));
-            }
-        }
-    }
-    let job = || {
-        let mut job = Job::new("swizzle", 1, 32, 256, 2056, body);
-        let map = job.memory.allocate("map", 128, 0);
-        let described = TensorMap {
-            address: job.input,
-            element_bytes: 2,
-            dimensions: vec![64, 8],
-            strides: vec![128],
-            box_dimensions: vec![64, 8],
-            swizzle: Swizzle::Bytes128,
-        };
-        job.memory.write(map, &tensor_map::encode(&described).unwrap()).unwrap();
-        job.launch.arguments.push(map);
-        job
-    };
-    silent(job, |out| {
-        for (word, &value) in out.iter().enumerate() {
-            let (row, chunk, within) = (word / 32, word / 4 % 8, word % 4);
-            assert_eq!(value as usize, row * 32 + (chunk ^ row) * 4 + within);
-        }
-    });
 }
 
 #[test]

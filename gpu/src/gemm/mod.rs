@@ -26,14 +26,16 @@
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
+//! | `blocks` | the kernel of FP8 codes with a scale for every block |
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
-//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs. [`GemmPortable`] is for all other shapes of
+//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs, [`GemmBlocks`] for FP8 codes with scales of blocks. [`GemmPortable`] is for all other shapes of
 //! 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for 8-bit ones.
 
 mod any;
 mod arrival;
+mod blocks;
 mod division;
 mod fusion;
 mod gathered;
@@ -48,6 +50,7 @@ mod tile_shape;
 
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
+pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs};
 pub use panels::{OperandRows, OperandRowsArgument};

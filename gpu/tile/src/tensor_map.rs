@@ -4,8 +4,9 @@
 //! part of the type, so a copy into a tile of another shape does not compile. One thread starts a copy;
 //! elements beyond the matrix are zero when loaded and left out when stored. Needs sm_90.
 //!
-//! Rows of the matrix are multiples of 16 bytes, and so are rows of the box, of at most 256 elements each way. A
-//! swizzled tile takes one copy a panel. A tensor of `RANK` dimensions is cut in its last two; the others pick the
+//! Rows of the matrix are multiples of 16 bytes, and so are rows of the box, of at most 256 elements each way, and the
+//! place in the row where a box begins: a device ends elsewhere with an illegal instruction, which the PTX ISA does not
+//! say and the emulator reports. Tiles are aligned by their type. A swizzled tile takes one copy a panel. A tensor of `RANK` dimensions is cut in its last two; the others pick the
 //! matrix.
 
 use core::marker::PhantomData;

@@ -43,6 +43,9 @@ impl GemmTile {
     pub const ALL: [Self; 3] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128];
 }
 
+/// The tile of the kernel of blocks.
+pub(super) const BLOCKS_TILE: GemmTile = GemmTile::Tile128x128;
+
 /// The multiprocessors of an H100 and an H200.
 const MULTIPROCESSORS: u32 = 132;
 
@@ -78,6 +81,20 @@ impl GemmConfig {
     /// The choice on a device, and the plan.
     pub(super) fn plan_on<T: GemmOperands<O>, O: 'static>(&self, device: &Device) -> Result<(Choice<GemmKernel>, GemmPlan)> {
         self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors)
+    }
+
+    /// The kernel of codes with a scale for every block, and its plan, or why it does not take the product.
+    pub(crate) fn choose_blocks<T: GemmOperands<O>, O: 'static>(
+        &self,
+        multiprocessors: u32,
+    ) -> Result<(Choice<GemmKernel>, GemmPlan), String> {
+        self.check_sizes()?;
+        self.find_wgmma::<T, O>()?;
+        let Some(Entry { decision, name, .. }) = T::BLOCKS.iter().copied().flatten().next() else {
+            return Err("no kernel takes these elements with scales of blocks".to_owned());
+        };
+        let plan = self.problem::<T, O>(multiprocessors).plan(*decision, BLOCKS_TILE);
+        Ok((Choice { decision: *decision, kernel: Some(name), why: plan.to_string(), refused: Vec::new() }, plan))
     }
 
     /// The kernels on wgmma that take the product.

@@ -14,6 +14,7 @@
 //! | `wgmma` | matrices bound to the kernels on wgmma |
 //! | `portable` | matrices bound to the kernels on `mma.sync` |
 //! | `any` | matrices bound to the kernel without tensor cores |
+//! | `blocks` | matrices bound to the kernel of FP8 codes with scales of blocks |
 //!
 //! ```
 //! use oxtile::gemm::{Gemm, GemmConfig};
@@ -35,6 +36,7 @@
 //! ```
 
 mod any;
+mod blocks;
 mod choice;
 mod config;
 mod plan;

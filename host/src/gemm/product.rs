@@ -27,7 +27,7 @@ pub struct Gemm<T: GemmOperands<O>, O: 'static> {
 pub struct Matrices<'a, A, B, O> {
     pub(crate) a: DeviceView<'a, A>,
     pub(crate) b: DeviceView<'a, B>,
-    /// Factors of the product in device memory.
+    /// Factors of the product in device memory: one element each, or those of all blocks.
     pub(crate) scales: Option<[DeviceView<'a, f32>; 2]>,
     pub(crate) bias: Option<DeviceView<'a, O>>,
     pub(crate) d: DeviceViewMut<'a, O>,
@@ -48,6 +48,17 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
     /// As [`new`](Self::new).
     pub fn portable(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
         Self::chosen(runtime, config, config.plan_portable::<T, O>()?)
+    }
+
+    /// As [`new`](Self::new), of codes with a scale for every block: 128 neighbours along `k` of `A`, and a square of 128x128 of `B`.
+    ///
+    /// # Errors
+    /// As [`GemmConfig::choose_blocks`] for the first device, and [`Runtime::load`].
+    pub(crate) fn blocks(runtime: &Runtime, config: GemmConfig) -> Result<Self> {
+        let multiprocessors = runtime.device(0)?.limits().multiprocessors;
+        let (choice, plan) = config.choose_blocks::<T, O>(multiprocessors).map_err(|why| Error::Invalid { what: "GemmConfig", why })?;
+        let instance = choice.load(T::BLOCKS, runtime)?;
+        Ok(Self { config, choice, plan, instance })
     }
 
     /// As [`new`](Self::new), by a given plan on the tensor cores, such as one of [`GemmConfig::plans`].

@@ -1,10 +1,10 @@
 //! The kernels of each pair of elements.
 
-use oxtile_kernels::gemm::{self, GemmAny, GemmPortable, TileShape};
+use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmPortable, TileShape};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
-use super::choice::{GemmKernel, GemmTile};
+use super::choice::{BLOCKS_TILE, GemmKernel, GemmTile};
 use super::config::GemmConfig;
 use super::plan::GemmPlan;
 use super::product::Matrices;
@@ -23,6 +23,10 @@ pub trait GemmOperands<O: 'static>: 'static {
     /// The kernels.
     #[doc(hidden)]
     const KERNELS: Table<GemmKernel, AnyInstance<Self, O>>;
+
+    /// The kernels of codes with a scale for every block.
+    #[doc(hidden)]
+    const BLOCKS: Table<GemmKernel, AnyInstance<Self, O>> = &[];
 }
 
 /// A loaded kernel for operands `T`.
@@ -54,13 +58,14 @@ macro_rules! wgmma {
     };
 }
 
-/// Each row: the operands, the elements of each and of the result, the tables.
+/// Each row: the operands, the elements of each and of the result, the kernel of blocks if there is one, the tables.
 macro_rules! operands {
-    ($($operands:ty: $a:ident $b:ident, $o:ident: $($table:expr),*;)*) => { $(
+    ($($operands:ty: $a:ident $b:ident, $o:ident $([$blocks:expr])?: $($table:expr),*;)*) => { $(
         impl GemmOperands<$o> for $operands {
             type A = $a;
             type B = $b;
             const KERNELS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$($table),*];
+            $(const BLOCKS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$blocks];)?
         }
     )* };
 }
@@ -99,6 +104,18 @@ macro_rules! any {
     };
 }
 
+/// The entry of the kernel of codes with a scale for every block.
+macro_rules! blocks {
+    ($o:ident $width:literal) => {
+        &[Entry {
+            decision: GemmKernel::Wgmma { tile: BLOCKS_TILE, m_major: false, n_major: false },
+            name: <GemmBlocks<$o, $width> as Kernel>::INFO.name,
+            tile: [<gemm::Tile128x128 as TileShape>::ROWS as u64, <gemm::Tile128x128 as TileShape>::COLUMNS as u64],
+            load: |runtime| Ok(Box::new(runtime.load::<GemmBlocks<$o, $width>>()?)),
+        }]
+    };
+}
+
 /// Every layout of 16-bit operands.
 macro_rules! every_layout {
     ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
@@ -111,10 +128,10 @@ operands! {
     bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32);
     f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
-    e4m3: e4m3 e4m3, bf16:
+    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)]:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
         any!(e4m3, bf16);
-    e4m3: e4m3 e4m3, f32: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);
+    e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);
     (e4m3, e5m2): e4m3 e5m2, bf16: wgmma!(e4m3 e5m2 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
     (e5m2, e4m3): e5m2 e4m3, bf16: wgmma!(e5m2 e4m3 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
     (e4m3, e5m2): e4m3 e5m2, f32: wgmma!(e4m3 e5m2 128, f32 32: Tile128x256 [false false]);

@@ -77,13 +77,13 @@ impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElemen
 }
 
 /// The sums of parts of tiles, in memory of their own.
-struct Parts {
+pub(super) struct Parts {
     plan: GemmPlan,
     memory: Option<(Buffer<f32>, Buffer<u32>)>,
 }
 
 impl Parts {
-    fn new<S: TileShape>(stream: &Stream, [m, n]: [u64; 2], plan: GemmPlan) -> Result<Self> {
+    pub fn new<S: TileShape>(stream: &Stream, [m, n]: [u64; 2], plan: GemmPlan) -> Result<Self> {
         let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
         let counters = tiles.saturating_sub(plan.whole) * u64::from(S::CLUSTER * WARPGROUPS);
         let memory = if counters == 0 {
@@ -95,7 +95,7 @@ impl Parts {
         Ok(Self { plan, memory })
     }
 
-    fn argument(&mut self) -> SplitArgument<'_> {
+    pub fn argument(&mut self) -> SplitArgument<'_> {
         let (sums, tickets) = self.memory.as_mut().map(|(sums, tickets)| (sums.view_mut(), tickets.view_mut())).unzip();
         SplitArgument { whole: self.plan.whole as u32, parts: self.plan.parts as u32, sums, tickets }
     }

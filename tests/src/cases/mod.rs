@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `gemm_blocks` | FP8 codes with a scale for every block |
 //! | `gathered_product`, `gemm_gathered_limits` | a product of which an operand arrives, for the others; flags that do not come, and what is refused |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
@@ -56,6 +57,7 @@ mod fill;
 mod fp8;
 mod gathered_product;
 mod gemm;
+mod gemm_blocks;
 mod gemm_gathered;
 mod gemm_gathered_limits;
 mod gemm_portable;
@@ -109,6 +111,7 @@ pub fn all() -> Vec<Case> {
         grouped_fp8::cases(),
         grouped_shards::cases(),
         gemm::cases(),
+        gemm_blocks::cases(),
         gemm_gathered::cases(),
         gemm_portable::cases(),
         quantized_gemm::cases(),

@@ -14,6 +14,7 @@ use super::device::{Device, Elements, OWNER, words};
 pub const JOBS: &[Job] = &[
     Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
+    Job { name: "gemm_blocks", run: gemm_blocks, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
     Job { name: "gemm_portable", run: gemm_portable, equivalents: STRICTER_WAIT },
 ];
@@ -38,14 +39,24 @@ const SHAPE: [u64; 3] = [72, 264, 336];
 
 /// A map of boxes of 64 rows of 128 bytes.
 pub(super) fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]: [u64; 2]) -> Elements<u64> {
+    map_of(device, matrix, [rows, columns], ([64, 128 / size_of::<T>() as u32], Swizzle::Bytes128))
+}
+
+/// A map of boxes of so many rows and columns.
+fn map_of<T: Pod>(
+    device: &Device,
+    matrix: &Elements<T>,
+    [rows, columns]: [u64; 2],
+    ([box_rows, box_columns], swizzle): ([u32; 2], Swizzle),
+) -> Elements<u64> {
     let element_bytes = size_of::<T>() as u32;
     let map = TensorMap {
         address: matrix.address,
         element_bytes,
         dimensions: vec![columns, rows],
         strides: vec![columns * u64::from(element_bytes)],
-        box_dimensions: vec![128 / element_bytes, 64],
-        swizzle: Swizzle::Bytes128,
+        box_dimensions: vec![box_columns, box_rows],
+        swizzle,
     };
     let bytes = tensor_map::encode(&map).expect("a map within the limits");
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
@@ -97,10 +108,49 @@ where
     Ok([device.download(&d), device.download(&tickets)].concat())
 }
 
+/// A whole tile, and two in parts of two blocks and of one: the stages that each way through the sum's loop gives back are used again.
+fn gemm_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let ([m, n, k], [whole, parts]) = ([72_u64, 264_u64, 528_u64], [1, 3]);
+    let blocks = k.div_ceil(128);
+    let (a, b) = (device.upload::<e4m3>("a", &codes(m * k)), device.upload::<e4m3>("b", &codes(n * k)));
+    // Each scale is another number.
+    let numbers = |count: u64| (0..count).map(|i| (1.0 + i as f32 / 64.0).to_bits()).collect::<Vec<_>>();
+    let a_scales = device.upload::<f32>("a_scales", &numbers(blocks * m));
+    let b_scales = device.upload::<f32>("b_scales", &numbers(3 * blocks.next_multiple_of(4)));
+    let d = device.upload::<bf16>("d", &values(m * n));
+    let counters = 2 * u64::from(WARPGROUPS);
+    let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * Tile128x128::PIECE)) as usize]);
+    let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
+    let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));
+    let a_scales_map = map_of(device, &a_scales, [blocks, m], ([1, 128], Swizzle::None));
+    let b_scales_map = map_of(device, &b_scales, [3, blocks.next_multiple_of(4)], ([1, 4], Swizzle::None));
+    // SAFETY: as `product`.
+    let args = unsafe {
+        GemmBlocksArgs::<bf16, 64> {
+            operands: BlockOperandsArgument {
+                a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
+                b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
+                a_scales: DeviceTensorMap::from_raw(a_scales_map.view().access("map"), a_scales.view().access("matrix")),
+                b_scales: DeviceTensorMap::from_raw(b_scales_map.view().access("map"), b_scales.view().access("matrix")),
+            },
+            d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
+            old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
+            shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
+            fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
+            split: SplitArgument { whole, parts, sums: Some(sums.view_mut()), tickets: Some(tickets.view_mut()) },
+        }
+    };
+    device.launch::<GemmBlocks<bf16, 64>>(args)?;
+    Ok([device.download(&d), device.download(&tickets)].concat())
+}
+
+/// So many codes below 1, so that every place of the result counts.
+fn codes(count: impl Into<u64>) -> Vec<u32> {
+    words((count.into() as usize).div_ceil(4)).into_iter().map(|word| word & 0x3737_3737).collect()
+}
+
 fn gemm_any(device: &Device) -> Result<Vec<u32>, Outcome> {
     let [m, n, k] = [10, 36, 4];
-    // Below 1, so that every place of the result counts.
-    let codes = |count: u32| words((count as usize).div_ceil(4)).into_iter().map(|word| word & 0x3737_3737).collect::<Vec<_>>();
     let (a, b) = (device.upload::<e4m3>("a", &codes(m * k)), device.upload::<e4m3>("b", &codes(n * k)));
     let (mut d, bias) = (device.upload::<bf16>("d", &values(m * n)), device.upload::<bf16>("bias", &values(n)));
     let scale = device.upload::<f32>("scale", &[0.5_f32.to_bits()]);

@@ -25,9 +25,15 @@ pub struct Product {
 
 /// Multiplies; `bias` has a value a column, or none.
 pub fn gemm(problem: &Problem, a: &[f32], b: &[f32], d: &[f32], bias: &[f32]) -> Product {
+    let [a, b] = [a, b].map(|x| x.iter().copied().map(f64::from).collect::<Vec<_>>());
+    gemm_wide(problem, &a, &b, d, bias)
+}
+
+/// As [`gemm`] for operands that are no f32, such as codes times scales.
+pub fn gemm_wide(problem: &Problem, a: &[f64], b: &[f64], d: &[f32], bias: &[f32]) -> Product {
     let [m, n, k] = problem.shape;
-    let at_a = |i: usize, l: usize| f64::from(if problem.transposed[0] { a[l * m + i] } else { a[i * k + l] });
-    let at_b = |l: usize, j: usize| f64::from(if problem.transposed[1] { b[j * k + l] } else { b[l * n + j] });
+    let at_a = |i: usize, l: usize| if problem.transposed[0] { a[l * m + i] } else { a[i * k + l] };
+    let at_b = |l: usize, j: usize| if problem.transposed[1] { b[j * k + l] } else { b[l * n + j] };
     let mut product = Product { values: Vec::with_capacity(m * n), magnitudes: Vec::with_capacity(m * n) };
     for i in 0..m {
         for j in 0..n {

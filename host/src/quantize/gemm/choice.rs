@@ -27,7 +27,9 @@ pub struct QuantizedGemmConfig {
     pub alpha: f32,
     /// Factor of `D` as it was; 0 leaves it unread.
     pub beta: f32,
-    /// Whether the tensor cores may sum products of FP8 codes in 14 bits, as they do by default. Else sums are as accurate as in f32.
+    /// Whether all products of FP8 codes with one scale may be summed inside the tensor cores, in about 14 bits. If not, which is the default, the library brings
+    /// their sums to `f32` on the way, and the kernel on `wgmma` is not taken. Operands of other formats have no such choice: of codes in blocks the
+    /// tensor cores sum the 128 products of a block so, and `f32` holds the sum of the blocks; what is dequantized is summed as other `bf16`.
     pub fast_accumulation: bool,
     /// The path to take; none for the first that can be taken.
     pub path: Option<Path>,
@@ -71,6 +73,7 @@ impl Path {
 /// The facts on which paths depend.
 pub(super) struct Facts {
     pub capability: (u32, u32),
+    pub multiprocessors: u32,
     /// The library's version, or why there is none.
     pub cublaslt: Result<usize, String>,
 }
@@ -110,7 +113,8 @@ impl QuantizedGemmConfig {
         e4m3: GemmElement<O>,
     {
         let backend = &device.runtime.backend;
-        let facts = Facts { capability: device.capability(), cublaslt: backend.cublaslt() };
+        let multiprocessors = device.limits().multiprocessors;
+        let facts = Facts { capability: device.capability(), multiprocessors, cublaslt: backend.cublaslt() };
         self.choose_by(&facts, |path, why| {
             let Some(matmul) = self.matmul::<O>(path) else { return Ok(Ok(why)) };
             let plan = backend.plan_matmul(device.index(), &matmul, &MatmulMemory::ANY)?;
@@ -135,7 +139,7 @@ impl QuantizedGemmConfig {
                 refusal => refusal,
             };
             match answer {
-                Ok(why) => return Ok(Choice { decision: path, kernel: self.product_kernel::<O>(path)?, why, refused }),
+                Ok(why) => return Ok(Choice { decision: path, kernel: self.product_kernel::<O>(path, facts)?, why, refused }),
                 Err(why) => refused.push((path, why)),
             }
         }
@@ -159,8 +163,13 @@ impl QuantizedGemmConfig {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt if is_empty => Err("a dimension is 0".to_owned()),
             Path::CublasLt => self.check_cublaslt::<O>(sm, facts),
+            Path::Wgmma if self.is_in_blocks() => match self.narrow_product().choose_blocks::<e4m3, O>(facts.multiprocessors) {
+                Ok((choice, _)) => hopper("wgmma").map(|()| format!("FP8 codes in blocks on tensor cores, {}", choice.why)),
+                Err(why) => Err(why),
+            },
             Path::Wgmma if !matches!((self.a, self.b), (OperandFormat::Fp8, OperandFormat::Fp8)) => {
-                Err(format!("the kernel takes FP8 with one scale, not {} and {}", self.a, self.b))
+                let [row, square] = [ScaleBlock::Row, ScaleBlock::Square].map(OperandFormat::Fp8Block);
+                Err(format!("the kernels take FP8 with one scale, or {row} times {square}, not {} and {}", self.a, self.b))
             }
             Path::Wgmma if !self.fast_accumulation => Err("the kernel sums in 14 bits: allow it by `fast_accumulation`".to_owned()),
             Path::Wgmma => {
@@ -183,13 +192,16 @@ impl QuantizedGemmConfig {
     }
 
     /// The kernel that multiplies on a path; none if the library does.
-    fn product_kernel<O: Element>(&self, path: Path) -> Result<Option<&'static str>>
+    fn product_kernel<O: Element>(&self, path: Path, facts: &Facts) -> Result<Option<&'static str>>
     where
         bf16: GemmElement<O>,
         e4m3: GemmElement<O>,
     {
         Ok(match path {
             Path::CublasLt | Path::DequantizeCublasLt => None,
+            Path::Wgmma if self.is_in_blocks() => {
+                self.narrow_product().choose_blocks::<e4m3, O>(facts.multiprocessors).ok().and_then(|(choice, _)| choice.kernel)
+            }
             Path::Wgmma => self.narrow_product().choose::<e4m3, O>()?.kernel,
             Path::Dequantize => self.wide_product().choose::<bf16, O>()?.kernel,
             Path::DequantizePortable => self.wide_product().choose_portable::<bf16, O>()?.kernel,
@@ -230,6 +242,11 @@ impl QuantizedGemmConfig {
         }
     }
 
+    /// Whether the operands are what the kernel of blocks takes.
+    pub(super) fn is_in_blocks(&self) -> bool {
+        (self.a, self.b) == (OperandFormat::Fp8Block(ScaleBlock::Row), OperandFormat::Fp8Block(ScaleBlock::Square))
+    }
+
     /// The product of the dequantized operands.
     pub(super) fn wide_product(&self) -> GemmConfig {
         let (transpose_a, transpose_b) = (!self.a.lies_along_k(), self.b.lies_along_k());
@@ -259,7 +276,7 @@ mod tests {
 
     fn choose(config: QuantizedGemmConfig, capability: (u32, u32), library: bool) -> Result<Choice<Path>> {
         let cublaslt = if library { Ok(13_01_00) } else { Err("libcublasLt was not found".to_owned()) };
-        config.choose_by::<bf16>(&Facts { capability, cublaslt }, |_, why| Ok(Ok(why)))
+        config.choose_by::<bf16>(&Facts { capability, multiprocessors: 132, cublaslt }, |_, why| Ok(Ok(why)))
     }
 
     fn path(format: OperandFormat, capability: (u32, u32), library: bool) -> Path {
@@ -293,6 +310,36 @@ mod tests {
         assert_eq!(choice.decision, Wgmma);
         assert!(choice.kernel.is_some_and(|kernel| kernel.starts_with("gemm__e4m3__e4m3__depth128__bf16")), "{choice:?}");
         assert_eq!(choose(config, (9, 0), true).unwrap().kernel, None);
+    }
+
+    #[test]
+    fn without_the_library_hopper_multiplies_blocks_by_squares_and_no_other_pair() {
+        let blocks = QuantizedGemmConfig { b: SQUARES, ..QuantizedGemmConfig::new(ROWS, [64, 128, 256]) };
+        let choice = choose(blocks, (9, 0), false).unwrap();
+        assert_eq!((choice.decision, choice.kernel), (Wgmma, Some("gemm_blocks__bf16__width64")));
+        assert!(choice.why.starts_with("FP8 codes in blocks on tensor cores, 128 by 128 tiles on wgmma"), "{choice:?}");
+        assert_eq!(choose(blocks, (9, 0), true).unwrap().decision, CublasLt);
+        let refusal = |config: QuantizedGemmConfig, capability| {
+            let choice = choose(config, capability, false).unwrap();
+            choice.refused.into_iter().find(|(path, _)| *path == Wgmma).map(|(_, why)| why).unwrap_or_default()
+        };
+        assert_eq!(refusal(blocks, (10, 0)), "wgmma needs sm_90, this is sm_100");
+        assert!(refusal(QuantizedGemmConfig { k: 40, ..blocks }, (9, 0)).starts_with("k is 40, no multiple of 16"));
+        let pairs = "the kernels take FP8 with one scale, or FP8 in blocks of 1x128 times FP8 in squares of 128x128, not ";
+        assert_eq!(refusal(QuantizedGemmConfig { a: SQUARES, ..blocks }, (9, 0)), format!("{pairs}{SQUARES} and {SQUARES}"));
+        assert_eq!(refusal(QuantizedGemmConfig { a: SQUARES, b: ROWS, ..blocks }, (9, 0)), format!("{pairs}{SQUARES} and {ROWS}"));
+        assert_eq!(refusal(QuantizedGemmConfig { b: ROWS, ..blocks }, (9, 0)), format!("{pairs}{ROWS} and {ROWS}"));
+    }
+
+    #[test]
+    fn blocks_are_divided_among_the_multiprocessors_of_the_device() {
+        let blocks = QuantizedGemmConfig { b: SQUARES, ..QuantizedGemmConfig::new(ROWS, [128, 128, 8192]) };
+        let why = |multiprocessors| {
+            let facts = Facts { capability: (9, 0), multiprocessors, cublaslt: Err("absent".to_owned()) };
+            blocks.choose_by::<bf16>(&facts, |_, why| Ok(Ok(why))).unwrap().why
+        };
+        assert!(why(132).contains("parts along k"), "{}", why(132));
+        assert!(!why(1).contains("parts along k"), "{}", why(1));
     }
 
     #[test]
@@ -345,7 +392,7 @@ mod tests {
     #[test]
     fn the_library_has_the_last_word() {
         let config = QuantizedGemmConfig::new(OperandFormat::Fp8, [64, 128, 256]);
-        let facts = Facts { capability: (9, 0), cublaslt: Ok(13_00_00) };
+        let facts = Facts { capability: (9, 0), multiprocessors: 132, cublaslt: Ok(13_00_00) };
         let refuse = |path, why| Ok(if path == CublasLt { Err("no algorithm".to_owned()) } else { Ok(why) });
         assert_eq!(config.choose_by::<f32>(&facts, refuse).unwrap().decision, Dequantize);
     }

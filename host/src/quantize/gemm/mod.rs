@@ -3,7 +3,8 @@
 //! | operands | sm_80 | sm_89 | sm_90 | sm_100 and newer |
 //! |---|---|---|---|---|
 //! | FP8, one scale | in `bf16` | cuBLASLt | cuBLASLt; `wgmma` | cuBLASLt |
-//! | FP8, blocks of 1x128; against squares | in `bf16` | in `bf16` | cuBLASLt | in `bf16` |
+//! | FP8, blocks of 1x128 | in `bf16` | in `bf16` | cuBLASLt | in `bf16` |
+//! | FP8, blocks of 1x128 times squares | in `bf16` | in `bf16` | cuBLASLt; `wgmma` | in `bf16` |
 //! | MXFP8, NVFP4 | in `bf16` | in `bf16` | in `bf16` | cuBLASLt, assembled but not run yet |
 //!
 //! In `bf16` means: both are dequantized to `bf16` first, and multiplied by cuBLASLt or on `wgmma`; where a GPU has
@@ -109,6 +110,9 @@ where
         let (choice, runtime) = (config.choose::<O>(device)?, Runtime(device.runtime.clone()));
         let product = match config.matmul::<O>(choice.decision) {
             Some(matmul) => Product::Library(matmul),
+            None if choice.decision == Path::Wgmma && config.is_in_blocks() => {
+                Product::Codes(Gemm::blocks(&runtime, config.narrow_product())?)
+            }
             None if choice.decision == Path::Wgmma => Product::Codes(Gemm::new(&runtime, config.narrow_product())?),
             None if choice.decision == Path::DequantizePortable => Product::Wide(Gemm::portable(&runtime, config.wide_product())?),
             None => Product::Wide(Gemm::new(&runtime, config.wide_product())?),
@@ -156,7 +160,11 @@ where
             ) => {
                 vec![gemm.bind_scaled(stream, (a, b), [a_scale, b_scale], None, d)?]
             }
-            (Product::Codes(_), ..) => return Err(invalid("only FP8 with one scale goes this way".to_owned())),
+            (Product::Codes(gemm), QuantizedMatrix::Fp8Block(a), QuantizedMatrix::Fp8Block(b)) => {
+                let (codes, scales) = ((a.data.view(), b.data.view()), [a.scales.view(), b.scales.view()]);
+                vec![gemm.bind_scaled(stream, codes, scales, None, d)?]
+            }
+            (Product::Codes(_), ..) => return Err(invalid("only FP8 with one scale or in blocks goes this way".to_owned())),
             (Product::Wide(gemm), ..) => {
                 let product = gemm.bind(stream, pads.wide[0].view(), pads.wide[1].view(), None, d)?;
                 vec![dequantize(&runtime, a, pads.wide[0])?, dequantize(&runtime, b, pads.wide[1])?, product]
