@@ -49,9 +49,10 @@ cargo xtask <command>
                         of samples, 64 seeds instead of 3, all large shapes, sm_89 and sm_120a too (hours)
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
-  package [--arch A,B] [--check]
+  package [--arch A,B] [--check] | --verify
                         the crates as a registry gets them, with compiled kernels inside, in package/ of the
-                        target directory; --check builds and runs programs from them alone (minutes)
+                        target directory; --check builds and runs programs from them alone (minutes);
+                        --verify: are packs and hash there, and of these sources?
   bundle                everything a GPU machine needs, in bundle/ of the target directory
   wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
 ";

@@ -104,6 +104,16 @@ pub fn pack(package: &str, build: &Build, arch: &Arch) -> Result<Vec<u8>, Error>
     Ok([&MAGIC[..], words.as_flattened(), &packed_index, &packed].concat())
 }
 
+/// The hash of the sources that the kernels in a pack were compiled from; `None` if it is no pack of this version.
+pub fn source_hash_of(pack: &[u8]) -> Option<String> {
+    let rest = pack.strip_prefix(MAGIC)?;
+    let (words, rest) = rest.split_first_chunk::<12>()?;
+    let [version, packed, _] = [0, 4, 8].map(|at| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]));
+    let index = zstd::stream::decode_all(rest.get(..packed as usize)?).ok()?;
+    let index: serde_json::Value = serde_json::from_slice(&index).ok()?;
+    index["source_hash"].as_str().filter(|_| version == VERSION).map(str::to_owned)
+}
+
 /// One frame with a checksum. Its window is no larger than its content: the reader allocates that much.
 fn compressed(bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let write = || {

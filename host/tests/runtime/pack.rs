@@ -57,6 +57,8 @@ fn pack(package: &str, source_hash: &str, arch: &str, facts: &KernelInfo) -> &'s
     let arch: Arch = arch.parse().unwrap();
     let bytes = oxtile_build::pack::pack(package, &build, &arch).unwrap();
     assert_eq!(bytes, oxtile_build::pack::pack(package, &build, &arch).unwrap(), "the same kernels give the same bytes");
+    assert_eq!(oxtile_build::pack::source_hash_of(&bytes).as_deref(), Some(source_hash));
+    assert_eq!(oxtile_build::pack::source_hash_of(&bytes[..30]), None);
     bytes.leak()
 }
 

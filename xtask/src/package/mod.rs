@@ -51,7 +51,7 @@ struct Package {
 }
 
 /// `package [--arch A,B] [--check]`: `--check` builds and runs programs outside the workspace from the packages alone; with `--arch` only these packs are
-/// built, and the others must be there.
+/// built, and the others must be there, of the same sources. `package --verify` makes nothing, and says whether packs and hash are those of the sources.
 pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     let (mut archs, mut check) = (architectures()?, false);
     while let Some(argument) = arguments.next()? {
@@ -61,6 +61,10 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
                 archs = names.split(',').map(|name| name.trim().parse()).collect::<Result<_, _>>()?;
             }
             Arg::Long("check") => check = true,
+            Arg::Long("verify") => {
+                verify()?;
+                return Ok(ExitCode::SUCCESS);
+            }
             other => return Err(other.unexpected().into()),
         }
     }
@@ -78,6 +82,7 @@ pub fn run(archs: &[Arch], check: bool) -> Result<()> {
     let stamp_file = root().join(KERNELS).join(stamp::FILE);
     let text = stamp::stamp(root().join(KERNELS)).with_context(|| format!("cannot stamp {}", stamp_file.display()))?;
     fs::write(&stamp_file, text).with_context(|| format!("cannot write {}", stamp_file.display()))?;
+    verify()?;
     let packages = packages()?;
     println!("{:22} {:>9} {:>9}  files", "crate", "packed", "unpacked");
     for package in &packages {
@@ -98,15 +103,47 @@ pub fn architectures() -> Result<Vec<Arch>> {
     Ok(names.map(str::parse).collect::<Result<_, _>>()?)
 }
 
-/// Builds the kernels for an architecture and packs them into their crate's folder, by a program of its own: this one would take ten seconds more to compile with
-/// a compressor.
+/// Builds the kernels for an architecture and packs them into their crate's folder.
 fn pack(arch: &Arch) -> Result<()> {
-    let to = root().join(CUBINS).join(arch.as_str()).join("kernels.pack");
+    let to = pack_file(arch);
     ensure!(to.parent().is_some_and(Path::is_dir), "there is no crate of packs for {arch}: {}", to.display());
-    let mut cargo = cargo(["run", "--quiet", "--package", "oxtile-build", "--features", "pack", "--bin", "oxtile-pack", "--"]);
-    let status = cargo.arg(root().join(KERNELS)).arg(arch.as_str()).arg(&to).status().context("cannot run cargo")?;
+    let status = oxtile_pack().arg(root().join(KERNELS)).arg(arch.as_str()).arg(&to).status().context("cannot run cargo")?;
     ensure!(status.success(), "the kernels could not be packed for {arch}: see above");
     Ok(())
+}
+
+/// Refuses packs and a stamp that are not of the sources in this checkout.
+fn verify() -> Result<()> {
+    const MEND: &str = "run `cargo xtask package` again, with the sources left as they are";
+    let sources = root().join(KERNELS);
+    let (file, stamp) = (sources.join(stamp::FILE), stamp::stamp(&sources).context("cannot hash the sources of the kernels")?);
+    let found = fs::read_to_string(&file).with_context(|| format!("cannot read {}: {MEND}", file.display()))?;
+    ensure!(found == stamp, "{} is of other sources: {MEND}", file.display());
+    let hash = stamp.lines().next().unwrap_or_default();
+    for arch in architectures()? {
+        let pack = pack_file(&arch);
+        let mut cargo = oxtile_pack();
+        let output = cargo.arg("--hash").arg(&pack).output().context("cannot run cargo")?;
+        ensure!(output.status.success(), "{}: {}", pack.display(), String::from_utf8_lossy(&output.stderr).trim());
+        let found = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            found.trim() == hash,
+            "{} holds kernels of other sources: `cargo xtask package --arch {arch}` packs them again",
+            pack.display()
+        );
+    }
+    say("packs and hash are those of the sources");
+    Ok(())
+}
+
+/// The program that writes and reads packs: this one would take ten seconds more to compile with a compressor.
+fn oxtile_pack() -> Command {
+    cargo(["run", "--quiet", "--package", "oxtile-build", "--features", "pack", "--bin", "oxtile-pack", "--"])
+}
+
+/// The pack of an architecture.
+fn pack_file(arch: &Arch) -> PathBuf {
+    root().join(CUBINS).join(arch.as_str()).join("kernels.pack")
 }
 
 /// Where cargo puts packages.
