@@ -214,7 +214,7 @@ fn plan(
     (map.pieces(coordinates, shared, direction != Direction::Load), completion)
 }
 
-/// A box begins at a multiple of 16 bytes of the tensor. The PTX ISA does not say so, but a device ends a kernel that begins one elsewhere with an illegal
+/// A box begins at a multiple of 16 bytes of the tensor. The PTX ISA does not state it, but a device ends a kernel that begins one elsewhere with an illegal
 /// instruction, as others have found too: `triton-lang/triton` issue 7385 and pull request 9112, `tile-ai/tilelang` issue 2527.
 fn check_start(thread: &Thread, map: &TensorMap, shared: u32, first: i32, site: Site) {
     let past = (i64::from(first) * i64::from(map.element_bytes)).rem_euclid(16);
