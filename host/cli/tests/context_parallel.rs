@@ -114,9 +114,9 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(names(folder.path()), ["in"]);
     };
     write(&folder.path().join("in"), &tensors([1, 24, 4, 64], false));
-    refused("--context-parallel rings --ranks 2", &["\"rings\"", "ring, pull", "hierarchical:K"]);
-    refused("--context-parallel hierarchical:0 --ranks 2", &["\"hierarchical:0\"", "hierarchical:K"]);
-    refused("--context-parallel ring --ranks 0", &["--ranks \"0\"", "from 1 to"]);
+    refused("--context-parallel rings --ranks 2", &["'rings'", "ring, pull", "hierarchical:K"]);
+    refused("--context-parallel hierarchical:0 --ranks 2", &["'hierarchical:0'", "hierarchical:K"]);
+    refused("--context-parallel ring --ranks 0", &["'0' for '--ranks <RANKS>'", "from 1 to"]);
     refused("--ranks 2", &["--ranks", "--context-parallel"]);
     refused("--context-parallel ring --ranks 2 --device cuda", &["--device emulated", "oxtile launch"]);
     refused("--context-parallel ring --ranks 5", &["queries is 24", "multiple of 10", "pad the sequence to 30"]);
