@@ -11,7 +11,7 @@ pub struct Man {
     /// The command whose page is printed (default: that of oxtile itself)
     #[arg(value_name = "COMMAND", value_parser = command)]
     pub command: Option<String>,
-    /// Write the pages of oxtile and all commands there: oxtile.1, oxtile-quantize.1, ...
+    /// Write the pages of oxtile and all commands there: oxtile.1, oxtile-quantize.1 and so on
     #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     pub out_dir: Option<PathBuf>,
 }
