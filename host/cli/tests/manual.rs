@@ -27,8 +27,15 @@ fn text(words: &[&str]) -> String {
 
 #[test]
 fn every_shell_knows_every_command_and_option() {
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+    for (shell, begin) in [
+        ("bash", "complete -F _oxtile "),
+        ("zsh", "#compdef oxtile\n"),
+        ("fish", "complete -c oxtile "),
+        ("elvish", "set edit:completion:arg-completer[oxtile]"),
+        ("powershell", "Register-ArgumentCompleter -Native -CommandName 'oxtile'"),
+    ] {
         let script = text(&["completions", shell]);
+        assert!(script.contains(begin), "{shell}: {script}");
         for (command, options) in commands() {
             assert!(script.contains(&command), "{shell}: {command}");
             for option in &options {

@@ -60,6 +60,14 @@ pub enum JobError {
     /// The device, or a combination of sizes and options that no kernel has.
     #[error(transparent)]
     Device(#[from] oxtile::Error),
+    /// The same, of a file.
+    #[error("{file}: {error}")]
+    Problem {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: Box<oxtile::Error>,
+    },
     /// The output.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -113,9 +121,18 @@ pub type Done = (Report, Completed);
 /// # Errors
 /// [`JobError`]; [`Error::Device`] if the device asked for is not there.
 pub fn run(request: &arguments::Attention, progress: &mut Progress) -> Result<Option<Done>, Error> {
-    if let Some(schedule) = request.context_parallel {
-        return Ok(run_ranks(request, schedule, progress)?);
-    }
+    let done = match request.context_parallel {
+        Some(schedule) => run_ranks(request, schedule, progress).map_err(Error::from),
+        None => run_alone(request, progress),
+    };
+    done.map_err(|error| match error {
+        Error::Attention(JobError::Device(error)) => JobError::Problem { file: path(&request.input), error: error.into() }.into(),
+        other => other,
+    })
+}
+
+/// Attends on one device.
+fn run_alone(request: &arguments::Attention, progress: &mut Progress) -> Result<Option<Done>, Error> {
     let failed = |error| Error::Device { requested: request.device.name(), error };
     let (runtime, reason) = match request.device {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, Some(choice.reason))),
