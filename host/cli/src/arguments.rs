@@ -1,23 +1,26 @@
-//! The command line, parsed: one file a command.
+//! The command line, as clap parses it: one file a command.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `words` | one word after another, and the values that options take |
-//! | `help` | the help texts |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the options of each command; `join` is in `shard` |
+//! | `error` | a command line that makes no sense, in one line |
+//! | `values` | the values that options take |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain`, `completions`, `man` | the options of each command, and its help |
 //! | `demo` | the options of `oxtile demo-checkpoint` |
 //! | `tests` | what the command line takes and refuses |
 
 mod attention;
 mod build;
 mod compare;
+mod completions;
 mod demo;
 mod dequantize;
 mod doctor;
+mod error;
 mod explain;
-mod help;
 mod inspect;
+mod join;
 mod launch;
+mod man;
 mod new;
 mod overlap;
 mod quantize;
@@ -25,74 +28,92 @@ mod shard;
 #[cfg(test)]
 mod tests;
 mod timeline;
-mod words;
+pub(crate) mod values;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, iter};
 
-use lexopt::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, builder::StyledStr, error::ErrorKind};
 
 pub use attention::{Attention, Causal};
 pub use build::Build;
 pub use compare::Compare;
+pub use completions::Completions;
 pub use demo::DemoCheckpoint;
 pub use dequantize::Dequantize;
 pub use doctor::Doctor;
+pub use error::UsageError;
 pub use explain::Explain;
-pub use help::HELP;
-pub use inspect::{Histogram, Inspect};
+pub use inspect::Inspect;
+pub use join::Join;
 pub use launch::Launch;
+pub use man::Man;
 pub use new::New;
 pub use overlap::Overlap;
 pub use quantize::Quantize;
-pub use shard::{Join, Shard};
+pub use shard::Shard;
 pub use timeline::Timeline;
-use words::{Word, Words};
 
-use crate::safetensors::Dtype;
+/// Low-precision checkpoints with GPU kernels written in Rust
+#[derive(Parser)]
+#[command(name = "oxtile", version, term_width = 140, after_help = MORE)]
+struct CommandLine {
+    #[command(subcommand)]
+    request: Request,
+}
+
+const MORE: &str = "\
+`oxtile COMMAND --help` shows a command's options and examples. To begin:
+  oxtile demo-checkpoint --output model.safetensors
+  oxtile quantize --input model.safetensors --output mxfp8.safetensors
+  oxtile inspect mxfp8.safetensors";
 
 /// What the user asks for.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Subcommand)]
 pub enum Request {
-    /// Print a help text.
-    Help(&'static str),
-    /// Print the version.
-    Version,
-    /// Quantize a checkpoint.
+    /// Quantize the matrices of a safetensors file to MXFP8, NVFP4 or FP8
     Quantize(Quantize),
-    /// Turn a quantized file back into numbers.
+    /// Turn what quantize wrote back into plain numbers
     Dequantize(Dequantize),
-    /// Show what is in a file.
-    Inspect(Inspect),
-    /// Measure how far apart two files are.
+    /// Measure how far the tensors of two safetensors files are apart
     Compare(Compare),
-    /// Attend.
+    /// Show the tensors of a safetensors file and what their values are like
+    Inspect(Inspect),
+    /// Attend: queries, keys and values in, softmax(scale Q K^T + mask) V out, and gradients
     Attention(Attention),
-    /// Say how a gathered product would be done.
+    /// Say how a product would be done of which ranks gather an operand, and why: by a model, without a GPU
     Overlap(Overlap),
-    /// Divide a checkpoint among ranks.
+    /// Divide the tensors of a safetensors file among ranks, a file each, quantized or as they are
     Shard(Shard),
-    /// Put shards together.
+    /// Put the files of shard together again
     Join(Join),
-    /// Run a program as several ranks.
+    /// Run a program as several ranks on this host, which live and end together
     Launch(Launch),
-    /// Draw recordings.
+    /// Draw what a program's streams did when, as OXTILE_TRACE=FILE recorded it
     Timeline(Timeline),
-    /// List what the machine has.
+    /// List the driver, GPUs, libraries and kernels that there are, and how to mend what is missing
     Doctor(Doctor),
-    /// Make a crate.
+    /// Make a crate with a kernel and its test, which builds and passes as it is
     New(New),
-    /// Compile kernels.
+    /// Compile the kernels of a Rust crate for the GPU, check them and assemble them
     Build(Build),
-    /// Say what a kernel takes and does.
+    /// Say what a kernel takes of a GPU, and what its runs on the emulator have shown of its memory
     Explain(Explain),
-    /// Make a checkpoint to try things on.
+    /// Make a 22.7 M-parameter checkpoint from a seed, to try the others on
     DemoCheckpoint(DemoCheckpoint),
+    /// Print a script that completes commands and options in a shell
+    Completions(Completions),
+    /// Print a command's manual page, or write those of all commands
+    Man(Man),
+    /// Print a help text, or the version.
+    #[command(skip)]
+    Text(StyledStr),
 }
 
 /// `--device`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
 pub enum Device {
     /// A GPU if there is one, else the emulator.
+    #[default]
     Auto,
     /// The first GPU.
     Cuda,
@@ -101,10 +122,6 @@ pub enum Device {
 }
 
 impl Device {
-    /// Every choice, by its name.
-    const CHOICES: [(&'static str, Self); 3] =
-        [(Self::Auto.name(), Self::Auto), (Self::Cuda.name(), Self::Cuda), (Self::Emulated.name(), Self::Emulated)];
-
     /// Its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -115,15 +132,24 @@ impl Device {
     }
 }
 
-/// The types of wide numbers, by their names on the command line.
-const WIDE: [(&str, Dtype); 3] = [("f32", Dtype::F32), ("bf16", Dtype::Bf16), ("f16", Dtype::F16)];
+impl Request {
+    /// What clap cannot know: values that do not go together.
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Quantize(request) => request.recipe.check(),
+            Self::Inspect(request) => request.check(),
+            Self::Attention(request) => request.check(),
+            Self::Shard(request) => request.check(),
+            Self::Timeline(request) => request.check(),
+            Self::Launch(request) => request.check(),
+            _ => Ok(()),
+        }
+    }
+}
 
-/// A command line that makes no sense.
-#[derive(Debug, thiserror::Error)]
-#[error("{reason}; `oxtile {}--help` shows the usage", .command.map_or(String::new(), |command| format!("{command} ")))]
-pub struct UsageError {
-    command: Option<&'static str>,
-    reason: String,
+/// The whole command line: its commands and their options.
+pub fn command_line() -> clap::Command {
+    CommandLine::command()
 }
 
 /// Parses a command line without the program's name.
@@ -131,48 +157,20 @@ pub struct UsageError {
 /// # Errors
 /// A [`UsageError`] with the reason.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Request, UsageError> {
-    let mut parser = Parser::from_args(arguments);
-    let mut words = Words { parser: &mut parser, command: None, seen: Vec::new() };
-    let command = match words.next()? {
-        None | Some(Word::Help) => return Ok(Request::Help(HELP)),
-        Some(Word::Flag(flag)) if flag == "version" => return Ok(Request::Version),
-        Some(word @ Word::Flag(_)) => return Err(words.unexpected(&word)),
-        Some(Word::Value(command)) => command,
-    };
-    type Parse = fn(&mut Words<'_>) -> Result<Request, UsageError>;
-    const COMMANDS: [(&str, Parse); 15] = [
-        ("quantize", quantize::parse),
-        ("dequantize", dequantize::parse),
-        ("inspect", inspect::parse),
-        ("compare", compare::parse),
-        ("attention", attention::parse),
-        ("overlap", overlap::parse),
-        ("shard", shard::parse),
-        ("join", shard::parse_join),
-        ("launch", launch::parse),
-        ("timeline", timeline::parse),
-        ("doctor", doctor::parse),
-        ("new", new::parse),
-        ("build", build::parse),
-        ("explain", explain::parse),
-        ("demo-checkpoint", demo::parse),
-    ];
-    // `help COMMAND` is `COMMAND --help`.
-    let mut help = Parser::from_args(["--help"]);
-    let command = match command {
-        word if word != "help" => word,
-        _ => match words.next()? {
-            None | Some(Word::Help) => return Ok(Request::Help(HELP)),
-            Some(word @ Word::Flag(_)) => return Err(words.unexpected(&word)),
-            Some(Word::Value(command)) => {
-                words.parser = &mut help;
-                command
-            }
+    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut command = command_line();
+    let matches = command.try_get_matches_from_mut(iter::once("oxtile".into()).chain(words.iter().cloned()));
+    let name = words.first().and_then(|word| word.to_str()).unwrap_or_default();
+    match matches.and_then(|matches| CommandLine::from_arg_matches(&matches)) {
+        Ok(CommandLine { request }) => match request.check() {
+            Ok(()) => Ok(request),
+            Err(reason) => Err(UsageError::new(&mut command, name, reason)),
         },
-    };
-    let Some((name, parse)) = COMMANDS.iter().find(|(name, _)| command == *name) else {
-        let names: Vec<&str> = COMMANDS.iter().map(|(name, _)| *name).collect();
-        return Err(words.error(format!("no command is named {command:?}{}", words::meant(&command.to_string_lossy(), &names, "commands"))));
-    };
-    parse(&mut Words { command: Some(name), ..words })
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Text(error.render())),
+            // Without a word there is nothing wrong.
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => Ok(Request::Text(command.render_help())),
+            _ => Err(UsageError::of(&error, &mut command, name)),
+        },
+    }
 }

@@ -9,9 +9,9 @@ use crate::{
     arguments::{self, Request},
     attention, build,
     compare::Comparison,
-    demo, dequantize, doctor, explain,
+    completions, demo, dequantize, doctor, explain,
     inspect::{Inspection, histogram},
-    join, launch, new,
+    join, launch, man, new,
     output::Completed,
     overlap,
     progress::Progress,
@@ -26,8 +26,13 @@ use crate::{
 /// Whatever the command reports.
 pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
     match request {
-        Request::Help(text) => print(out, text),
-        Request::Version => print(out, &format!("oxtile {}\n", env!("CARGO_PKG_VERSION"))),
+        Request::Text(text) if has_colours() => print(out, &text.ansi().to_string()),
+        Request::Text(text) => print(out, &text.to_string()),
+        Request::Completions(request) => print(out, &completions::script(&request)),
+        Request::Man(request) => {
+            let (text, files) = man::run(&request)?;
+            print(out, &text).and_then(|()| publish(files))
+        }
         Request::Quantize(request) => quantize(&request, out),
         Request::Dequantize(request) => dequantize(&request, out),
         Request::Compare(request) => {
@@ -37,8 +42,8 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
         }
         Request::Inspect(request) => {
             let mut inspection = Inspection::of(&request.file, &mut Progress::on_terminal())?;
-            if let Some(asked) = &request.histogram {
-                let (drawn, picture) = histogram::draw(&request, asked, &mut Progress::on_terminal())?;
+            if let Some(picture) = &request.histogram {
+                let (drawn, picture) = histogram::draw(&request, picture, &mut Progress::on_terminal())?;
                 inspection.histogram = Some(drawn);
                 return deliver(out, &inspection, request.json, [picture]);
             }
@@ -135,6 +140,11 @@ fn print_report(out: &mut dyn Write, report: &(impl Serialize + ToString), json:
     } else {
         print(out, &printable_lines(&report.to_string()))
     }
+}
+
+/// Whether standard output is a terminal that shows colours, and nothing (`NO_COLOR`, `TERM=dumb`) forbids them.
+fn has_colours() -> bool {
+    anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never
 }
 
 fn print(out: &mut dyn Write, text: &str) -> Result<(), Error> {

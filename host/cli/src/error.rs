@@ -47,7 +47,7 @@ pub enum Error {
     #[error(transparent)]
     Attention(#[from] attention::JobError),
     /// A product that cannot be planned.
-    #[error(transparent)]
+    #[error("--plan: {0}")]
     Overlap(oxtile::Error),
     /// Shards that cannot be made.
     #[error(transparent)]

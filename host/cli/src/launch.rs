@@ -91,7 +91,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
         match RankProcess::start(rank, request, &variables, &lines, &events) {
             Ok(process) => ranks.push(process),
             Err(error) => {
-                let error = LaunchError::Start { rank, program: request.program.clone(), error };
+                let error = LaunchError::Start { rank, program: request.program().to_owned(), error };
                 return LaunchError::with_left(Err(error), kill(ranks, &subreaper));
             }
         }

@@ -1,5 +1,5 @@
 //! The command line of Oxtile: `oxtile quantize`, `dequantize`, `compare`, `inspect`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`,
-//! `explain` and `demo-checkpoint`.
+//! `explain`, `demo-checkpoint`, `completions` and `man`.
 //!
 //! The binary is a thin shell over this library, so that tests can call its parts one by one. Only the commands print;
 //! [`safetensors`] and [`quantize`] return values and typed errors.
@@ -7,7 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
-//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain` | the commands of these names |
+//! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain`, `completions`, `man` | the commands of these names |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
@@ -20,6 +20,7 @@ pub mod attention;
 pub mod build;
 pub mod command;
 pub mod compare;
+pub mod completions;
 pub mod demo;
 pub mod dequantize;
 pub mod doctor;
@@ -29,6 +30,7 @@ pub mod inspect;
 pub mod interrupt;
 pub mod join;
 pub mod launch;
+pub mod man;
 pub mod message;
 pub mod new;
 pub mod output;

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use oxtile::{
-    comm::WorldSize,
     num::bf16,
     overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates},
     symmetric::PutOrder,
@@ -82,9 +81,9 @@ struct Refusal {
 /// # Errors
 /// As [`AllGatherConfig::choose`].
 pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
-    let ([m, n, k], ranks) = (request.plan, request.ranks);
+    let ([m, n, k], world) = (request.plan, request.ranks);
+    let ranks = world.get();
     let config = AllGatherConfig::new(Global { m, n, k });
-    let world = WorldSize::new(ranks).unwrap_or(WorldSize::ONE);
     let OverlapChoice { method, cut, order, tile, why, refused, predicted, .. } = config.choose::<bf16, bf16>(world, &Rates::H200)?;
     let local = config.local(world)?;
     let tiles = tile.map(|tile| {

@@ -47,6 +47,12 @@ impl Progress {
         self.draw();
     }
 
+    /// Names what is waited for, which has no bytes of its own: drawn at once, since no byte will do it.
+    pub fn wait_for(&mut self, work: &str) {
+        self.drawn = self.drawn.take().and_then(|drawn| drawn.checked_sub(PERIOD));
+        self.start(work);
+    }
+
     /// Adds to what is done.
     pub fn advance(&mut self, by: u64) {
         self.done += by;

@@ -177,7 +177,7 @@ fn what_makes_no_sense_is_refused() {
     refused(vec![q.clone(), k.clone(), v.clone(), array("cu_seqlens_q", &[0, 4])], &[], &["cu_seqlens_q", "leave it out"]);
     let wrong = [zeros("q", &[1, 4, 3, 64]), zeros("k", &[1, 5, 2, 64]), zeros("v", &[1, 5, 2, 64])].to_vec();
     refused(wrong, &[], &["in.safetensors: tensor `k`: key_heads is 2", "divisor of heads", "3"]);
-    refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["--scale \"-1\" is not a number from 1e-20 to 1e8"]);
+    refused(vec![q.clone(), k.clone(), v.clone()], &["--scale", "-1"], &["'-1' for '--scale <X>': it is not a number from 1e-20 to 1e8"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "4"], &["--window", "L,R"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--window", "0,1073741824"], &["--window", "up to 1073741823, -1 for no bound"]);
     refused(vec![q.clone(), k.clone(), v.clone()], &["--backward"], &["no tensor `dout`", "--backward"]);

@@ -114,12 +114,12 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(names(folder.path()), ["in"]);
     };
     write(&folder.path().join("in"), &tensors([1, 24, 4, 64], false));
-    refused("--context-parallel rings --ranks 2", &["\"rings\"", "ring, pull", "hierarchical:K"]);
-    refused("--context-parallel hierarchical:0 --ranks 2", &["\"hierarchical:0\"", "hierarchical:K"]);
-    refused("--context-parallel ring --ranks 0", &["--ranks \"0\"", "from 1 to"]);
+    refused("--context-parallel rings --ranks 2", &["'rings'", "ring, pull", "hierarchical:K"]);
+    refused("--context-parallel hierarchical:0 --ranks 2", &["'hierarchical:0'", "hierarchical:K"]);
+    refused("--context-parallel ring --ranks 0", &["'0' for '--ranks <RANKS>'", "from 1 to"]);
     refused("--ranks 2", &["--ranks", "--context-parallel"]);
     refused("--context-parallel ring --ranks 2 --device cuda", &["--device emulated", "oxtile launch"]);
-    refused("--context-parallel ring --ranks 5", &["queries is 24", "multiple of 10", "pad the sequence to 30"]);
+    refused("--context-parallel ring --ranks 5", &["/in: ", "queries is 24", "multiple of 10", "pad the sequence to 30"]);
     refused("--context-parallel all-to-all --ranks 3", &["heads is 4", "3 ranks", "ring"]);
     refused("--context-parallel hierarchical:3 --ranks 4", &["hierarchical:3", "4 ranks", "1, 2, 4"]);
     let tensors = tensors([1, 24, 4, 64], false);

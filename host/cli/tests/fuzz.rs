@@ -10,7 +10,6 @@ use oxtile_cli::{
     join,
     output::Completed,
     progress::Progress,
-    quantize::Directions,
     safetensors::{Checkpoint, Tensor},
     shard::{self, ShardFormat},
 };
@@ -112,8 +111,9 @@ fn mutants_of_shards_are_joined_or_refused() {
         output_prefix: Some(path("p")),
         world: WorldSize::new(2).expect("ranks"),
         format: ShardFormat::Keep,
-        directions: Directions::Rows,
-        distances: Vec::new(),
+        directions: None,
+        plan: false,
+        distance: None,
         device: Device::Emulated,
         json: false,
     };

@@ -60,8 +60,9 @@ fn the_text_names_the_method_its_time_and_what_was_refused() {
 fn bad_sizes_are_refused() {
     let done = plan([8192, 10, 64], 4, &[]);
     assert_eq!(done.status.code(), Some(1));
+    assert!(stderr(&done).contains("--plan: "), "{}", stderr(&done));
     assert!(stderr(&done).contains("n is 10, which 4 ranks do not divide: pad it to 12"), "{}", stderr(&done));
     let done = plan([0, 64, 64], 4, &[]);
     assert_eq!(done.status.code(), Some(2));
-    assert!(stderr(&done).contains("--plan \"0,64,64\" is not M,N,K"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("invalid value '0,64,64' for '--plan <M,N,K>': it is not M,N,K"), "{}", stderr(&done));
 }

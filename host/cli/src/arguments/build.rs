@@ -2,56 +2,45 @@
 
 use std::path::PathBuf;
 
+use clap::Args;
 use oxtile_build::Arch;
 
-use super::{
-    Request, UsageError,
-    help::BUILD_HELP,
-    words::{Word, Words},
-};
-
 /// `oxtile build`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct Build {
-    /// `Cargo.toml` of the crate that holds the kernels.
+    /// Cargo.toml of the crate that holds the kernels
+    #[arg(long = "manifest-path", value_name = "FILE", default_value = "Cargo.toml")]
     pub manifest: PathBuf,
-    /// Architectures; none is the default one.
+    /// Architectures by ptxas's names, as sm_80, sm_90a, sm_100a, sm_120a (default: sm_90a)
+    #[arg(long = "arch", value_name = "ARCH,...", value_delimiter = ',', value_parser = arch)]
     pub archs: Vec<Arch>,
-    /// The only family to build.
+    /// Build the kernels of one family, a module of the crate, alone (default: all)
+    #[arg(long)]
     pub family: Option<String>,
-    /// Where the kernels go.
+    /// Where manifest.json, PTX and cubins go (default: target/oxtile/kernels/PACKAGE)
+    #[arg(long, value_name = "FOLDER")]
     pub out_dir: Option<PathBuf>,
-    /// With bounds checks.
+    /// Compile bounds checks in
+    #[arg(long)]
     pub checked: bool,
-    /// Whether line tables are kept.
+    /// Keep line tables, by which Nsight Compute shows the kernels' source lines
+    #[arg(long)]
     pub line_tables: bool,
-    /// Whether the figures are written into the ratchet.
+    /// Write registers, instructions and collectives into ratchet/ beside Cargo.toml; later builds are held to them
+    /// (default: compare, where there is such a folder)
+    #[arg(long, verbatim_doc_comment)]
     pub accept: bool,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut manifest, mut archs, mut family, mut out_dir) = (None, Vec::new(), None, None);
-    let (mut checked, mut line_tables, mut accept) = (false, false, false);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(BUILD_HELP)),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "manifest-path" => manifest = Some(words.path("--manifest-path")?),
-                "arch" => {
-                    for name in words.text()?.split(',') {
-                        archs.push(name.trim().parse::<Arch>().map_err(|error| words.error(error.to_string()))?);
-                    }
-                }
-                "family" => family = Some(words.text()?),
-                "out-dir" => out_dir = Some(words.path("--out-dir")?),
-                "checked" => checked = true,
-                "line-tables" => line_tables = true,
-                "accept" => accept = true,
-                _ => return Err(words.unexpected(&word)),
-            },
-        }
-    }
-    let manifest = manifest.unwrap_or_else(|| "Cargo.toml".into());
-    Ok(Request::Build(Build { manifest, archs, family, out_dir, checked, line_tables, accept }))
+const MORE: &str = "\
+The table of kernels is printed also where they may not be used, for which standard error has the reasons and the status is 1.
+
+Examples:
+  oxtile build --arch sm_90a
+  oxtile build --manifest-path kernels/Cargo.toml --arch sm_80,sm_90a --accept";
+
+/// An architecture by its name.
+fn arch(text: &str) -> Result<Arch, String> {
+    text.trim().parse::<Arch>().map_err(|error| error.to_string())
 }

@@ -2,37 +2,29 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Request, UsageError, WIDE,
-    help::DEMO_HELP,
-    words::{Word, Words},
-};
+use clap::Args;
+
+use super::values;
 use crate::safetensors::Dtype;
 
 /// `oxtile demo-checkpoint`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct DemoCheckpoint {
-    /// What the values are made from.
-    pub seed: u64,
-    /// The file to be made.
+    /// The checkpoint to write; it appears only when it is complete
+    #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Type of its weights.
+    /// What the values are made from, a number from 0 to 2^64 - 1; the same seed makes the same file
+    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = values::number::<u64>(values::SEED, |_| true))]
+    pub seed: u64,
+    /// The type of its weights
+    #[arg(long, default_value = "f32", value_parser = values::choice(values::WIDE))]
     pub dtype: Dtype,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut seed, mut output, mut dtype) = (0, None, Dtype::F32);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(DEMO_HELP)),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "seed" => seed = words.seed("--seed")?,
-                "output" => output = Some(words.path("--output")?),
-                "dtype" => dtype = words.choice("--dtype", &WIDE)?,
-                _ => return Err(words.unexpected(&word)),
-            },
-        }
-    }
-    Ok(Request::DemoCheckpoint(DemoCheckpoint { seed, output: words.required(output, "--output FILE")?, dtype }))
-}
+const MORE: &str = "\
+The tensors are those of a 22.7 M-parameter BERT encoder: 6 layers, width 384, vocabulary 30522.
+
+Examples:
+  oxtile demo-checkpoint --output model.safetensors
+  oxtile demo-checkpoint --output model.safetensors --seed 7 --dtype bf16";

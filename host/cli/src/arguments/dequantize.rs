@@ -2,53 +2,43 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Device, Request, UsageError, WIDE,
-    help::DEQUANTIZE_HELP,
-    words::{Word, Words},
-};
+use clap::Args;
+
+use super::{Device, values};
 use crate::{
     quantize::{Direction, direction_name},
     safetensors::Dtype,
 };
 
 /// `oxtile dequantize`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct Dequantize {
-    /// The quantized file.
+    /// What oxtile quantize wrote; its metadata says how
+    #[arg(short, long, value_name = "FILE")]
     pub input: PathBuf,
-    /// The file to be made.
+    /// The checkpoint to write; it appears only when it is complete
+    #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Type of the restored tensors; none is the one that each had.
+    /// The type of the restored tensors (default: the one that each had)
+    #[arg(long, value_parser = values::choice(values::WIDE))]
     pub dtype: Option<Dtype>,
-    /// Which codes are taken; none is those by rows, where there are any.
+    /// Which codes are taken (default: those by rows, where there are any)
+    #[arg(long)]
+    #[arg(value_parser = values::choice([Direction::Rows, Direction::Columns].map(|direction| (direction_name(direction), direction))))]
     pub direction: Option<Direction>,
-    /// Where it runs.
+    /// auto: a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub device: Device,
-    /// JSON instead of tables.
+    /// Print one JSON document instead of tables
+    #[arg(long)]
     pub json: bool,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut input, mut output, mut dtype, mut direction, mut device, mut json) = (None, None, None, None, Device::Auto, false);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(DEQUANTIZE_HELP)),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "input" => input = Some(words.path("--input")?),
-                "output" => output = Some(words.path("--output")?),
-                "dtype" => dtype = Some(words.choice("--dtype", &WIDE)?),
-                "direction" => {
-                    let choices = [Direction::Rows, Direction::Columns].map(|direction| (direction_name(direction), direction));
-                    direction = Some(words.choice("--direction", &choices)?);
-                }
-                "device" => device = words.choice("--device", &Device::CHOICES)?,
-                "json" => json = true,
-                _ => return Err(words.unexpected(&word)),
-            },
-        }
-    }
-    let (input, output) = (words.required(input, "--input FILE")?, words.required(output, "--output FILE")?);
-    Ok(Request::Dequantize(Dequantize { input, output, dtype, direction, device, json }))
-}
+const MORE: &str = "\
+Codes and scales of a tensor NAME become NAME again, in the shape that it had, each element its code times its scale,
+rounded to the type; columns that were transformed are transformed back, in f32. Every other tensor is copied.
+
+Examples:
+  oxtile dequantize -i mxfp8.safetensors -o restored.safetensors
+  oxtile dequantize -i nvfp4.safetensors -o restored.safetensors --direction column --dtype f32";

@@ -2,42 +2,32 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Request, UsageError,
-    help::EXPLAIN_HELP,
-    words::{Word, Words},
-};
+use clap::{Args, builder::NonEmptyStringValueParser};
 
 /// `oxtile explain`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct Explain {
-    /// How the names of the kernels begin.
+    /// The kernel's entry, or how the names of several begin
+    #[arg(value_name = "KERNEL", value_parser = NonEmptyStringValueParser::new())]
     pub kernel: String,
-    /// The folder that `OXTILE_EXPLAIN` named.
+    /// What runs have shown, as OXTILE_EXPLAIN=FOLDER had it written
+    #[arg(long, value_name = "FOLDER", default_value = "target/oxtile/explain")]
     pub records: PathBuf,
-    /// The folder of compiled kernels.
+    /// Compiled kernels, as oxtile build writes them
+    #[arg(long, value_name = "FOLDER", default_value = "target/oxtile/kernels")]
     pub kernels: PathBuf,
-    /// The folder for pictures, if any are wanted.
+    /// Draw there: KERNEL.box1.svg, how a box of a tensor map lies in shared memory, and KERNEL.stages.svg, phases of
+    /// mbarriers over time
+    #[arg(long, value_name = "FOLDER", verbatim_doc_comment)]
     pub svg: Option<PathBuf>,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut kernel, mut records, mut kernels, mut svg) = (None, None, None, None);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(EXPLAIN_HELP)),
-            Word::Value(value) if kernel.is_none() && !value.is_empty() => kernel = Some(value.to_string_lossy().into_owned()),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "records" => records = Some(words.path("--records")?),
-                "kernels" => kernels = Some(words.path("--kernels")?),
-                "svg" => svg = Some(words.path("--svg")?),
-                _ => return Err(words.unexpected(&word)),
-            },
-        }
-    }
-    let Some(kernel) = kernel else { return Err(words.error("KERNEL is missing")) };
-    let records = records.unwrap_or_else(|| "target/oxtile/explain".into());
-    let kernels = kernels.unwrap_or_else(|| "target/oxtile/kernels".into());
-    Ok(Request::Explain(Explain { kernel, records, kernels, svg }))
-}
+const MORE: &str = "\
+Registers and occupancy are those of compiled kernels. Bank conflicts and uncoalesced accesses by source line, fields of shared
+memory, boxes and phases are those of runs: of any test that launches the kernel on a checked runtime. Times of phases are steps
+of the emulator's scheduler.
+
+Examples:
+  OXTILE_EXPLAIN=target/oxtile/explain cargo test && oxtile explain attention_forward
+  oxtile explain scale__f32 --svg pictures";

@@ -2,53 +2,42 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Request, UsageError,
-    help::INSPECT_HELP,
-    words::{Word, Words},
-};
+use clap::Args;
 
 /// `oxtile inspect`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct Inspect {
-    /// The file.
+    /// The file
+    #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The picture to be drawn, if any.
-    pub histogram: Option<Histogram>,
-    /// JSON instead of tables.
+    /// Draw how often which magnitudes occur in one tensor, and its scales
+    #[arg(long, value_name = "OUT.svg")]
+    pub histogram: Option<PathBuf>,
+    /// Which tensor is drawn (default: the largest that has a histogram)
+    #[arg(long, value_name = "NAME")]
+    pub tensor: Option<String>,
+    /// Draw the values of this file in the background: oxtile quantize or dequantize made FILE of it
+    /// (default: those of FILE alone)
+    #[arg(long, value_name = "ORIGINAL", verbatim_doc_comment)]
+    pub against: Option<PathBuf>,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
     pub json: bool,
 }
 
-/// `--histogram`, and what belongs to it.
-#[derive(Debug, PartialEq)]
-pub struct Histogram {
-    /// The picture to be made.
-    pub output: PathBuf,
-    /// The tensor; none is the largest that can be drawn.
-    pub tensor: Option<String>,
-    /// The file with the values of before.
-    pub against: Option<PathBuf>,
-}
+const MORE: &str = "\
+Of a file of oxtile quantize NAME is the tensor's name before: its codes are drawn as the values that they stand for.
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut file, mut output, mut tensor, mut against, mut json) = (None, None, None, None, false);
-    while let Some(word) = words.next()? {
-        match word {
-            Word::Help => return Ok(Request::Help(INSPECT_HELP)),
-            Word::Value(value) if file.is_none() => file = Some(value.into()),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(ref flag) => match flag.as_str() {
-                "json" => json = true,
-                "histogram" => output = Some(words.path("--histogram")?),
-                "tensor" => tensor = Some(words.text()?),
-                "against" => against = Some(words.path("--against")?),
-                _ => return Err(words.unexpected(&word)),
-            },
+Examples:
+  oxtile inspect model.safetensors
+  oxtile inspect mxfp8.safetensors --histogram picture.svg --tensor layers.0.weight --against model.safetensors";
+
+impl Inspect {
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.histogram.is_none() && (self.tensor.is_some() || self.against.is_some()) {
+            return Err("--tensor and --against go with --histogram OUT.svg".to_owned());
         }
+        Ok(())
     }
-    if output.is_none() && (tensor.is_some() || against.is_some()) {
-        return Err(words.error("--tensor and --against go with --histogram OUT.svg"));
-    }
-    let histogram = output.map(|output| Histogram { output, tensor, against });
-    Ok(Request::Inspect(Inspect { file: words.required(file, "FILE")?, histogram, json }))
 }

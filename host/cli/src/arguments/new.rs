@@ -2,37 +2,26 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Request, UsageError,
-    help::NEW_HELP,
-    words::{Word, Words},
-};
+use clap::Args;
 
 /// `oxtile new`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE)]
 pub struct New {
-    /// The name of the crate.
+    /// The crate's name
+    #[arg(value_name = "NAME")]
     pub name: String,
-    /// Its folder; by default one of its name, here.
+    /// Where the crate goes (default: NAME here)
+    #[arg(long, value_name = "FOLDER")]
     pub path: Option<PathBuf>,
-    /// The checkout of Oxtile that it depends on.
+    /// The checkout of Oxtile that it depends on by path
+    /// (default: the one that this program is of; without one the crate depends on the repository)
+    #[arg(long, value_name = "FOLDER", verbatim_doc_comment)]
     pub oxtile: Option<PathBuf>,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut name, mut path, mut oxtile) = (None, None, None);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(NEW_HELP)),
-            Word::Value(value) if name.is_none() => name = Some(value.to_string_lossy().into_owned()),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "path" => path = Some(words.path("--path")?),
-                "oxtile" => oxtile = Some(words.path("--oxtile")?),
-                _ => return Err(words.unexpected(&word)),
-            },
-        }
-    }
-    let name = words.required(name, "NAME")?;
-    Ok(Request::New(New { name, path, oxtile }))
-}
+const MORE: &str = "\
+Then, in its folder: cargo test runs the kernel on the emulator, oxtile build compiles it for a GPU. docs/own-crate.md has the rest.
+
+Examples:
+  oxtile new my-kernels && cd my-kernels && cargo test";

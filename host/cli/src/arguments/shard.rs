@@ -1,121 +1,84 @@
-//! `oxtile shard` and `oxtile join`.
+//! `oxtile shard`.
 
 use std::path::PathBuf;
 
-use oxtile::comm::{WorldSize, bootstrap::MOST_RANKS};
+use clap::{ArgGroup, Args};
+use oxtile::comm::WorldSize;
 
-use super::{
-    Device, Request, UsageError,
-    help::{JOIN_HELP, SHARD_HELP},
-    words::{Word, Words},
-};
+use super::{Device, values};
 use crate::{quantize::Directions, shard::ShardFormat};
 
 /// `oxtile shard`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE, group = ArgGroup::new("target").args(["output_prefix", "plan"]).required(true))]
 pub struct Shard {
-    /// The checkpoint.
+    /// The checkpoint to read
+    #[arg(short, long, value_name = "FILE")]
     pub input: PathBuf,
-    /// How the names of the files begin; none with `--plan`.
-    pub output_prefix: Option<PathBuf>,
-    /// How many ranks.
+    /// How many ranks, from 1 to 4096
+    #[arg(long = "ranks", value_name = "RANKS", allow_negative_numbers = true, value_parser = values::ranks)]
     pub world: WorldSize,
-    /// What becomes of the tensors before they are divided.
+    /// The files to write: PREFIX-00001-of-0000N.safetensors is rank 0's, and so on; they appear only
+    /// when all are complete
+    #[arg(long, value_name = "PREFIX", verbatim_doc_comment)]
+    pub output_prefix: Option<PathBuf>,
+    /// keep: tensors as they are;
+    /// bf16: tensors of two or more dimensions, F32 or F16, are rounded to BF16;
+    /// fp8, mxfp8, nvfp4, nvfp4-squares: matrices are quantized as by oxtile quantize
+    #[arg(long, default_value = "keep", hide_possible_values = true, verbatim_doc_comment)]
+    #[arg(value_parser = values::choice(ShardFormat::CHOICES))]
     pub format: ShardFormat,
-    /// The directions that matrices are quantized in.
-    pub directions: Directions,
-    /// The numbers of gathers that run ahead, of a plan.
-    pub distances: Vec<u32>,
-    /// Where it runs.
+    /// As of oxtile quantize (default: row)
+    #[arg(long = "direction", value_name = "DIRECTION", conflicts_with = "plan")]
+    #[arg(value_parser = values::choice(Directions::ALL.map(|directions| (directions.name(), directions))))]
+    pub directions: Option<Directions>,
+    /// Write nothing: say what weights that ranks gather when they use them take of memory and traffic
+    #[arg(long)]
+    pub plan: bool,
+    /// With --plan: how many gathers run ahead, from 0 to 64 (default: 1, 2 and 3, one after another)
+    #[arg(long, value_name = "D", allow_negative_numbers = true)]
+    #[arg(value_parser = values::number("a number from 0 to 64", |distance: &u32| *distance <= 64))]
+    pub distance: Option<u32>,
+    /// auto: a GPU if there is one, else the emulator; cuda: the first GPU; emulated
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub device: Device,
-    /// JSON instead of tables.
+    /// Print one JSON document instead of tables
+    #[arg(long)]
     pub json: bool,
 }
 
-/// `oxtile join`.
-#[derive(Debug, PartialEq)]
-pub struct Join {
-    /// The files of all ranks.
-    pub inputs: Vec<PathBuf>,
-    /// The file to be made.
-    pub output: PathBuf,
-    /// JSON instead of lines.
-    pub json: bool,
-}
+const MORE: &str = "\
+Each tensor is divided by rows, its first dimension: all ranks have the same number of them, but for the last ones, which may
+have fewer or none. A quantized tensor is divided as the matrix that it is quantized as, in multiples of 32 rows (mxfp8) or 16
+(nvfp4, nvfp4-squares), so that the parts are those of the whole's codes and scales; codes by columns that are those of the
+transpose are divided by its columns. What has no rows (scalars, amaxes, scales of a whole tensor) is in every file. The whole is
+never in memory. A file's metadata has its rank, the format, a fingerprint of the model, and each tensor's shape and first row.
 
-/// No more gathers run ahead.
-const MOST_DISTANCE: u32 = 64;
+Examples:
+  oxtile shard -i model.safetensors --ranks 4 --output-prefix parts/model --format mxfp8
+  oxtile shard -i model.safetensors --ranks 4 --format mxfp8 --plan --distance 1";
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut input, mut output_prefix, mut ranks, mut plan, mut distance) = (None, None, None, false, None);
-    let (mut format, mut directions, mut device, mut json) = (ShardFormat::Keep, None, Device::Auto, false);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(SHARD_HELP)),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "input" => input = Some(words.path("--input")?),
-                "output-prefix" => output_prefix = Some(words.path("--output-prefix")?),
-                "ranks" => {
-                    let expected = format!("a number from 1 to {MOST_RANKS}");
-                    ranks = Some(words.number("--ranks", &expected, |ranks| (1..=MOST_RANKS).contains(ranks))?);
-                }
-                "format" => format = words.choice("--format", &ShardFormat::CHOICES)?,
-                "direction" => {
-                    let choices = Directions::ALL.map(|directions| (directions.name(), directions));
-                    directions = Some(words.choice("--direction", &choices)?);
-                }
-                "plan" => plan = true,
-                "distance" => {
-                    let expected = format!("a number from 0 to {MOST_DISTANCE}");
-                    distance = Some(words.number("--distance", &expected, |distance| *distance <= MOST_DISTANCE)?);
-                }
-                "device" => device = words.choice("--device", &Device::CHOICES)?,
-                "json" => json = true,
-                _ => return Err(words.unexpected(&word)),
-            },
+impl Shard {
+    /// The directions that matrices are quantized in.
+    pub fn directions(&self) -> Directions {
+        self.directions.unwrap_or_default()
+    }
+
+    /// The numbers of gathers that run ahead, of a plan.
+    pub fn distances(&self) -> Vec<u32> {
+        self.distance.map_or_else(|| vec![1, 2, 3], |distance| vec![distance])
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.distance.is_some() && !self.plan {
+            return Err("--distance goes with --plan".to_owned());
         }
-    }
-    let input = words.required(input, "--input FILE")?;
-    let world = words.required(ranks.and_then(WorldSize::new), "--ranks RANKS")?;
-    if plan != output_prefix.is_none() {
-        return Err(words.error(match plan {
-            true => "--plan writes no file: leave --output-prefix out",
-            false => "--output-prefix PREFIX is missing, or --plan",
-        }));
-    }
-    if distance.is_some() && !plan {
-        return Err(words.error("--distance goes with --plan"));
-    }
-    if directions.is_some() && !matches!(format, ShardFormat::Quantized(_)) {
-        return Err(words.error(format!("--direction goes with a format that quantizes, not with --format {}", format.name())));
-    }
-    if directions.is_some() && plan {
-        return Err(words.error("--plan counts both directions: leave --direction out"));
-    }
-    if output_prefix.as_ref().is_some_and(|prefix| prefix.as_os_str().as_encoded_bytes().ends_with(b"/")) {
-        return Err(words.error("--output-prefix names a folder: add how the files' names begin"));
-    }
-    let directions = directions.unwrap_or_default();
-    let distances = distance.map_or_else(|| vec![1, 2, 3], |distance| vec![distance]);
-    Ok(Request::Shard(Shard { input, output_prefix, world, format, directions, distances, device, json }))
-}
-
-pub(super) fn parse_join(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut inputs, mut output, mut json) = (Vec::new(), None, false);
-    while let Some(word) = words.next()? {
-        match &word {
-            Word::Help => return Ok(Request::Help(JOIN_HELP)),
-            Word::Value(_) => return Err(words.unexpected(&word)),
-            Word::Flag(flag) => match flag.as_str() {
-                "input" | "inputs" => inputs.extend(words.paths("--inputs")?),
-                "output" => output = Some(words.path("--output")?),
-                "json" => json = true,
-                _ => return Err(words.unexpected(&word)),
-            },
+        if self.directions.is_some() && !matches!(self.format, ShardFormat::Quantized(_)) {
+            return Err(format!("--direction goes with a format that quantizes, not with --format {}", self.format.name()));
         }
+        if self.output_prefix.as_ref().is_some_and(|prefix| prefix.as_os_str().as_encoded_bytes().ends_with(b"/")) {
+            return Err("--output-prefix names a folder: add how the files' names begin".to_owned());
+        }
+        Ok(())
     }
-    let inputs = words.required(Some(inputs).filter(|inputs| !inputs.is_empty()), "--inputs FILE...")?;
-    let output = words.required(output, "--output FILE")?;
-    Ok(Request::Join(Join { inputs, output, json }))
 }

@@ -2,44 +2,38 @@
 
 use std::path::PathBuf;
 
-use super::{
-    Request, UsageError,
-    help::TIMELINE_HELP,
-    words::{Word, Words},
-};
+use clap::{ArgGroup, Args};
 
 /// `oxtile timeline`.
-#[derive(Debug, PartialEq)]
+#[derive(Args, Debug, PartialEq)]
+#[command(after_help = MORE, group = ArgGroup::new("target").args(["svg", "merged"]).required(true).multiple(true))]
 pub struct Timeline {
-    /// The recordings.
+    /// The recordings: one a rank
+    #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// The picture to be drawn, if any.
+    /// Draw them: a lane a stream, a box a piece of work, waits pale; boxes show more under the pointer
+    #[arg(long, value_name = "OUT.svg")]
     pub svg: Option<PathBuf>,
-    /// The file that holds them all, to be written, if any.
+    /// Write one file of all, for Perfetto (ui.perfetto.dev) or chrome://tracing
+    #[arg(long, value_name = "OUT.json")]
     pub merged: Option<PathBuf>,
 }
 
-pub(super) fn parse(words: &mut Words<'_>) -> Result<Request, UsageError> {
-    let (mut files, mut svg, mut merged) = (Vec::new(), None, None);
-    while let Some(word) = words.next()? {
-        match word {
-            Word::Help => return Ok(Request::Help(TIMELINE_HELP)),
-            Word::Value(value) => files.push(value.into()),
-            Word::Flag(ref flag) => match flag.as_str() {
-                "svg" => svg = Some(words.path("--svg")?),
-                "merged" => merged = Some(words.path("--merged")?),
-                _ => return Err(words.unexpected(&word)),
-            },
+const MORE: &str = "\
+One of --svg and --merged is needed, or both. A program on Oxtile that runs with OXTILE_TRACE=FILE records its streams, GPUs' or
+emulated; a process that a launcher gave a rank (RANK, or as mpirun and srun set it) inserts that into the name: FILE.json of rank
+3 is FILE.rank3.json. Several files are ranks of one run, aligned by the host's clock. Times are microseconds of the GPUs, or steps
+of the virtual cluster's scheduler, which are not times.
+
+Examples:
+  OXTILE_TRACE=trace.json oxtile launch -n 4 -- ./train --steps 3
+  oxtile timeline trace.rank*.json --svg trace.svg";
+
+impl Timeline {
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.svg == self.merged {
+            return Err("--svg and --merged name one file: give each its own".to_owned());
         }
+        Ok(())
     }
-    if files.is_empty() {
-        return Err(words.error("FILE is missing"));
-    }
-    if svg.is_none() && merged.is_none() {
-        return Err(words.error("--svg OUT or --merged OUT is missing"));
-    }
-    if svg == merged {
-        return Err(words.error("--svg and --merged name one file"));
-    }
-    Ok(Request::Timeline(Timeline { files, svg, merged }))
 }

@@ -15,7 +15,10 @@ use super::{
     report::Passes,
     seat::{Link, Seat},
 };
-use crate::safetensors::{Checkpoint, Tensor};
+use crate::{
+    progress::Progress,
+    safetensors::{Checkpoint, Tensor},
+};
 
 /// What rank 0 gets: how it was computed, and the bytes of [`Plan::outputs`].
 pub type Joined = (Passes, Vec<Vec<u8>>);
@@ -42,6 +45,7 @@ pub fn attend<H, C>(
     plan: &Plan,
     parts: &Parts,
     schedule: Schedule,
+    progress: &mut Progress,
 ) -> Result<Option<Joined>, JobError>
 where
     H: Number + HostElement<Device: ContextElement>,
@@ -51,7 +55,8 @@ where
     // Those of all ranks, before any is bound.
     let operations = seats.iter().map(|seat| ContextParallel::<H::Device>::new(&seat.stream, seat.transport(), config));
     let operations = operations.collect::<oxtile::Result<Vec<_>>>()?;
-    let mut tensors = seats.iter().map(|seat| upload::<H, C>(seat, input, plan, parts)).collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = seats.iter().map(|seat| upload::<H, C>(seat, input, plan, parts, progress)).collect::<Result<Vec<_>, _>>()?;
+    progress.wait_for("attention");
     for ((seat, operation), of_rank) in seats.iter().zip(&operations).zip(&mut tensors) {
         let Tensors { inputs: [q, k, v], out, log_sum_exp, sums, .. } = of_rank;
         if parts.config.layout == Layout::Packed {
@@ -69,7 +74,7 @@ where
         let inputs = BackwardInputs { forward, out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
         operation.bind_backward(&seat.stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?.run(&seat.stream)?;
     }
-    let joined = join::<H, C>(seats, &tensors, plan, parts)?;
+    let joined = join::<H, C>(seats, &tensors, plan, parts, progress)?;
     let passes = operations.first().map(|operation| Passes::new(operation.plan(), schedule, seats[0].world(), plan.grad_out.is_some()));
     Ok(passes.zip(joined))
 }
@@ -80,14 +85,22 @@ fn row_bytes<N: Number>(tensor: &Tensor) -> u64 {
 }
 
 /// A rank's rows of the file, and room for its results.
-fn upload<H, C>(seat: &Seat<C>, input: &Checkpoint, plan: &Plan, parts: &Parts) -> Result<Tensors<H::Device>, JobError>
+fn upload<H, C>(
+    seat: &Seat<C>,
+    input: &Checkpoint,
+    plan: &Plan,
+    parts: &Parts,
+    progress: &mut Progress,
+) -> Result<Tensors<H::Device>, JobError>
 where
     H: Number + HostElement<Device: ContextElement>,
     C: Link,
 {
     let stream = &seat.stream;
-    let tensor = |side, tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> {
+    let mut tensor = |side, tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> {
+        progress.start(&format!("{} of {}", tensor.name, seat.rank()));
         let part = parts.take(side, seat.rank(), input, tensor, row_bytes::<H>(tensor))?;
+        progress.advance(tensor.bytes() / u64::from(seat.world().get()));
         Ok(Buffer::from_slice(stream, &numbers_of::<H>(&part))?)
     };
     let inputs = [tensor(Side::Queries, &plan.q)?, tensor(Side::Keys, &plan.k)?, tensor(Side::Keys, &plan.v)?];
@@ -111,18 +124,31 @@ where
 }
 
 /// The results of all ranks in the order of the file, where rank 0 is.
-fn join<H, C>(seats: &[Seat<C>], tensors: &[Tensors<H::Device>], plan: &Plan, parts: &Parts) -> Result<Option<Vec<Vec<u8>>>, JobError>
+fn join<H, C>(
+    seats: &[Seat<C>],
+    tensors: &[Tensors<H::Device>],
+    plan: &Plan,
+    parts: &Parts,
+    progress: &mut Progress,
+) -> Result<Option<Vec<Vec<u8>>>, JobError>
 where
     H: Number + HostElement<Device: ContextElement>,
     C: Link,
 {
-    seats.iter().try_for_each(Seat::wait)?;
+    for seat in seats {
+        progress.wait_for(&format!("attention of {}", seat.rank()));
+        seat.wait()?;
+    }
+    let has_first = seats.iter().any(|seat| seat.rank() == Rank::ZERO);
     let mut joined = Vec::new();
-    let tensor = |side, shape: &[u64], of: Vec<&Buffer<H::Device>>| -> Result<Vec<u8>, JobError> {
+    let mut tensor = |side, shape: &[u64], of: Vec<&Buffer<H::Device>>| -> Result<Vec<u8>, JobError> {
         let mut whole = vec![0; shape.iter().product::<u64>() as usize * H::BYTES];
         let row = shape.iter().rev().take(2).product::<u64>() * H::BYTES as u64;
         for (rank, part) in collect::<H, C>(seats, &of)? {
             parts.put(side, rank, &bytes_of(&part), &mut whole, row);
+        }
+        if has_first {
+            progress.advance(whole.len() as u64);
         }
         Ok(whole)
     };
@@ -139,7 +165,8 @@ where
             joined.push(tensor(side, &given.shape, of)?);
         }
     }
-    Ok(seats.iter().any(|seat| seat.rank() == Rank::ZERO).then_some(joined))
+    progress.advance(if has_first { joined[1].len() as u64 } else { 0 });
+    Ok(has_first.then_some(joined))
 }
 
 /// A tensor's part of each rank, where rank 0 is; `of` are those of `seats`.

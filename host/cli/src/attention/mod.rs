@@ -60,6 +60,14 @@ pub enum JobError {
     /// The device, or a combination of sizes and options that no kernel has.
     #[error(transparent)]
     Device(#[from] oxtile::Error),
+    /// The same, of a file.
+    #[error("{file}: {error}")]
+    Problem {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        error: Box<oxtile::Error>,
+    },
     /// The output.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -113,9 +121,18 @@ pub type Done = (Report, Completed);
 /// # Errors
 /// [`JobError`]; [`Error::Device`] if the device asked for is not there.
 pub fn run(request: &arguments::Attention, progress: &mut Progress) -> Result<Option<Done>, Error> {
-    if let Some(schedule) = request.context_parallel {
-        return Ok(run_ranks(request, schedule)?);
-    }
+    let done = match request.context_parallel {
+        Some(schedule) => run_ranks(request, schedule, progress).map_err(Error::from),
+        None => run_alone(request, progress),
+    };
+    done.map_err(|error| match error {
+        Error::Attention(JobError::Device(error)) => JobError::Problem { file: path(&request.input), error: error.into() }.into(),
+        other => other,
+    })
+}
+
+/// Attends on one device.
+fn run_alone(request: &arguments::Attention, progress: &mut Progress) -> Result<Option<Done>, Error> {
     let failed = |error| Error::Device { requested: request.device.name(), error };
     let (runtime, reason) = match request.device {
         arguments::Device::Auto => Runtime::auto().map(|choice| (choice.runtime, Some(choice.reason))),
@@ -135,20 +152,20 @@ pub fn run(request: &arguments::Attention, progress: &mut Progress) -> Result<Op
 }
 
 /// Attends by ranks: all of them, or the one that a launcher made this process.
-fn run_ranks(request: &arguments::Attention, schedule: Schedule) -> Result<Option<Done>, JobError> {
+fn run_ranks(request: &arguments::Attention, schedule: Schedule, progress: &mut Progress) -> Result<Option<Done>, JobError> {
     let environment = match Environment::read() {
         Ok(environment) => Some(environment),
         Err(BootstrapError::NoLauncher) => None,
         Err(error) => return Err(oxtile::Error::from(error).into()),
     };
-    match (request.ranks.and_then(WorldSize::new), environment) {
+    match (request.ranks, environment) {
         (Some(_), Some(Environment { rank, world, .. })) if world > WorldSize::ONE => Err(JobError::Ranks { rank, world }),
         (Some(world), _) => {
             let (job, parts) = Job::open_shared(request, world)?;
             let needs = Needs::new(schedule, world, parts.elements())?;
             let runtime = Runtime::emulated_fast(world.get())?;
             let device = format!("CPU emulator, {world}");
-            job.attend(request, &parts, seat::emulated(&runtime, needs)?, schedule, device)
+            job.attend(request, &parts, seat::emulated(&runtime, needs)?, schedule, device, progress)
         }
         (None, Some(environment)) => {
             let Environment { rank, world, local_rank, .. } = environment;
@@ -161,7 +178,7 @@ fn run_ranks(request: &arguments::Attention, schedule: Schedule) -> Result<Optio
             let runtime = Runtime::cuda().map_err(|error| no_gpu(error.to_string()))?;
             let device = runtime.device(local_rank).map_err(|error| no_gpu(error.to_string()))?;
             let name = format!("{}, {world}", device.name());
-            job.attend(request, &parts, vec![seat::launched(&device, &environment, needs)?], schedule, name)
+            job.attend(request, &parts, vec![seat::launched(&device, &environment, needs)?], schedule, name, progress)
         }
         (None, None) => Err(JobError::NoRanks),
     }
@@ -182,7 +199,8 @@ impl Job {
         let input = Checkpoint::open(&request.input)?;
         let at = |error| JobError::Plan { file: path(&request.input), error };
         let plan = Plan::new(&input, request).map_err(at)?;
-        let arrays = plan.arrays.iter().map(|tensor| read(&input, tensor)).collect::<Result<Vec<Vec<u32>>, _>>()?;
+        let arrays =
+            plan.arrays.iter().map(|tensor| read(&input, tensor, &mut Progress::hidden())).collect::<Result<Vec<Vec<u32>>, _>>()?;
         plan.check_arrays(&arrays).map_err(at)?;
         Ok(Self { begin, input, plan, arrays })
     }
@@ -203,11 +221,17 @@ impl Job {
         seats: Vec<Seat<C>>,
         schedule: Schedule,
         device: String,
+        progress: &mut Progress,
     ) -> Result<Option<Done>, JobError> {
+        // Of each tensor the part of these ranks; rank 0 writes all of the output.
+        let read = self.plan.input_bytes() / u64::from(parts.world().get()) * seats.len() as u64;
+        let written = if seats.iter().any(|seat| seat.rank() == Rank::ZERO) { self.plan.output_bytes() } else { 0 };
+        progress.expect(read + written);
         let joined = match self.plan.q.dtype {
-            Dtype::F16 => context::attend::<f16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
-            _ => context::attend::<bf16, C>(&seats, &self.input, &self.plan, parts, schedule)?,
+            Dtype::F16 => context::attend::<f16, C>(&seats, &self.input, &self.plan, parts, schedule, progress)?,
+            _ => context::attend::<bf16, C>(&seats, &self.input, &self.plan, parts, schedule, progress)?,
         };
+        progress.clear();
         Seat::close_all(seats)?;
         joined.map(|(passes, tensors)| self.finish(request, device, Vec::new(), Some(passes), &tensors)).transpose()
     }
@@ -255,10 +279,13 @@ numbers! { bf16 f16 f32 u32 }
 const WINDOW_BYTES: u64 = 8 << 20;
 
 /// The whole of a tensor.
-fn read<N: Number>(input: &Checkpoint, tensor: &Tensor) -> Result<Vec<N>, ReadError> {
+fn read<N: Number>(input: &Checkpoint, tensor: &Tensor, progress: &mut Progress) -> Result<Vec<N>, ReadError> {
     let mut numbers = Vec::with_capacity(tensor.elements() as usize);
+    progress.start(&tensor.name);
     for window in input.windows(tensor, WINDOW_BYTES) {
-        numbers.extend(window?.chunks_exact(N::BYTES).map(N::from_bytes));
+        let window = window?;
+        numbers.extend(window.chunks_exact(N::BYTES).map(N::from_bytes));
+        progress.advance(window.len() as u64);
     }
     Ok(numbers)
 }
@@ -281,14 +308,9 @@ where
 {
     let Job { input, plan, arrays, .. } = job;
     // What is read and what is written; the kernels come between them.
-    let read_bytes = [&plan.q, &plan.k, &plan.v].into_iter().chain(&plan.grad_out).map(Tensor::bytes).sum::<u64>();
-    progress.expect(read_bytes + plan.output_bytes());
-    let mut upload = |tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> {
-        progress.start(&tensor.name);
-        let buffer = Buffer::from_slice(stream, &read::<H>(input, tensor)?)?;
-        progress.advance(tensor.bytes());
-        Ok(buffer)
-    };
+    progress.expect(plan.input_bytes() + plan.output_bytes());
+    let mut upload =
+        |tensor: &Tensor| -> Result<Buffer<H::Device>, JobError> { Ok(Buffer::from_slice(stream, &read::<H>(input, tensor, progress)?)?) };
     let (q, k, v) = (upload(&plan.q)?, upload(&plan.k)?, upload(&plan.v)?);
     let arrays = arrays.iter().map(|array| Buffer::from_slice(stream, array)).collect::<Result<Vec<Buffer<u32>>, _>>()?;
     let sequences = match &*arrays {
@@ -316,7 +338,7 @@ where
             Some((backward, upload(grad_out)?))
         }
     };
-    progress.start("attention forward");
+    progress.wait_for("attention forward");
     attention.forward(stream, inputs(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
     let download = |buffer: &Buffer<H::Device>, progress: &mut Progress| -> Result<Vec<u8>, JobError> {
         let bytes = bytes_of::<H>(&buffer.to_vec_as(stream)?);
@@ -330,7 +352,7 @@ where
         let (mut dq, mut dk, mut dv) = (zeros(q.len())?, zeros(k.len())?, zeros(v.len())?);
         let inputs =
             BackwardInputs { forward: inputs(), out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
-        progress.start("attention backward");
+        progress.wait_for("attention backward");
         backward.backward(stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?;
         for gradient in [&dq, &dk, &dv] {
             tensors.push(download(gradient, progress)?);

@@ -96,6 +96,11 @@ impl Parts {
         })
     }
 
+    /// How many ranks there are.
+    pub fn world(&self) -> WorldSize {
+        self.world
+    }
+
     /// A side's rows on each rank.
     fn rows(&self, side: Side) -> u64 {
         self.sequences[side as usize].iter().map(|sequence| sequence.padded / u64::from(self.world.get())).sum()

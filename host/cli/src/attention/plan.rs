@@ -210,6 +210,11 @@ impl Plan {
         specs
     }
 
+    /// What is read, in bytes, but for the arrays.
+    pub fn input_bytes(&self) -> u64 {
+        [&self.q, &self.k, &self.v].into_iter().chain(&self.grad_out).map(Tensor::bytes).sum()
+    }
+
     /// What is written, in bytes.
     pub fn output_bytes(&self) -> u64 {
         self.outputs().iter().map(|spec| spec.shape.iter().product::<u64>() * spec.dtype.bits() / 8).sum()

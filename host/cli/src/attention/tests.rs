@@ -13,6 +13,7 @@ use super::{Done, Job, JobError, Parts, bytes_of, seat};
 use crate::{
     arguments::{Attention, Device},
     output::Completed,
+    progress::Progress,
     safetensors::{Checkpoint, Dtype, TensorSpec, Writer},
 };
 
@@ -48,7 +49,7 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
             scale: None,
             backward: true,
             context_parallel: Some(schedule),
-            ranks: Some(ranks),
+            ranks: Some(world),
             device: Device::Emulated,
             json: false,
         };
@@ -60,14 +61,21 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
             Ok((request, job, parts, seats))
         };
         let (request, job, parts, seats) = open(&together).expect("ranks");
-        job.attend(&request, &parts, seats, schedule, String::new()).expect("it attends").expect("a report").1.publish().expect("a name");
+        job.attend(&request, &parts, seats, schedule, String::new(), &mut Progress::hidden())
+            .expect("it attends")
+            .expect("a report")
+            .1
+            .publish()
+            .expect("a name");
 
         let (request, _, parts, seats) = open(&apart).expect("ranks");
         let mut reports: Vec<Option<Done>> = thread::scope(|scope| {
             let rank = |seat: seat::Seat<_>| {
                 let (job, _) = Job::open_shared(&request, world).expect("the same file");
                 let (request, parts) = (&request, &parts);
-                scope.spawn(move || job.attend(request, parts, vec![seat], schedule, String::new()).expect("it attends"))
+                scope.spawn(move || {
+                    job.attend(request, parts, vec![seat], schedule, String::new(), &mut Progress::hidden()).expect("it attends")
+                })
             };
             let threads: Vec<_> = seats.into_iter().map(rank).collect();
             threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()

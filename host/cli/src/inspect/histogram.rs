@@ -83,23 +83,19 @@ struct Gathered {
     scales: Option<Magnitudes>,
 }
 
-/// Draws the histogram that a request asks for, but for the file's name.
+/// Draws the histogram that a request asks for as `picture`, but for the file's name.
 ///
 /// # Errors
 /// If a file cannot be read or has no such tensor, or the picture cannot be written.
-pub fn draw(
-    request: &arguments::Inspect,
-    histogram: &arguments::Histogram,
-    progress: &mut Progress,
-) -> Result<(Drawn, Completed), crate::Error> {
-    let inputs: Vec<&Path> = [Some(&request.file), histogram.against.as_ref()].into_iter().flatten().map(|path| path.as_path()).collect();
-    let output = Output::create(&histogram.output, &inputs)?;
-    let after = gather(&request.file, histogram.tensor.as_deref(), progress)?;
-    let before = histogram.against.as_ref().map(|file| before(file, &after.spec, progress)).transpose()?;
+pub fn draw(request: &arguments::Inspect, picture: &Path, progress: &mut Progress) -> Result<(Drawn, Completed), crate::Error> {
+    let inputs: Vec<&Path> = [Some(&request.file), request.against.as_ref()].into_iter().flatten().map(|path| path.as_path()).collect();
+    let output = Output::create(picture, &inputs)?;
+    let after = gather(&request.file, request.tensor.as_deref(), progress)?;
+    let before = request.against.as_ref().map(|file| before(file, &after.spec, progress)).transpose()?;
     progress.clear();
-    let picture = picture(&after, before.as_ref()).to_string();
-    output.file().write_all(picture.as_bytes()).map_err(|error| output.error("write", error))?;
-    let drawn = Drawn { output: histogram.output.display().to_string(), tensor: after.spec.name };
+    let drawing = drawing(&after, before.as_ref()).to_string();
+    output.file().write_all(drawing.as_bytes()).map_err(|error| output.error("write", error))?;
+    let drawn = Drawn { output: picture.display().to_string(), tensor: after.spec.name };
     Ok((drawn, output.complete()?))
 }
 
@@ -168,7 +164,7 @@ fn gather_codes(checkpoint: &Checkpoint, matrix: &Matrix<'_>, title: &str, progr
     Ok(Gathered { spec: matrix.output.clone(), title: title.to_owned(), values, scales: Some(scales) })
 }
 
-fn picture(after: &Gathered, before: Option<&Gathered>) -> Picture {
+fn drawing(after: &Gathered, before: Option<&Gathered>) -> Picture {
     let series = |class, name: &str, gathered: &Gathered| Series {
         class,
         label: format!("{name}: {}, {}", gathered.title, counted(&gathered.values)),

@@ -52,8 +52,8 @@ impl RankProcess {
     /// # Errors
     /// If the system cannot start it.
     pub fn start(rank: u32, request: &Launch, variables: &[(&str, String)], lines: &Lines, events: &Sender<Event>) -> io::Result<Self> {
-        let mut command = Command::new(&request.program);
-        command.args(&request.arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+        let mut command = Command::new(request.program());
+        command.args(request.arguments()).envs(variables.iter().map(|(name, value)| (name, value)));
         // Of a launcher around this one.
         OVERRIDES_OF_MASTER_PORT.iter().for_each(|name| _ = command.env_remove(name));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);

@@ -1,8 +1,10 @@
 //! What tensors are quantized to, and how.
 
+use clap::Args;
 use oxtile::quantize::Direction;
 
 use super::Format;
+use crate::arguments::values;
 
 /// One direction or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,18 +18,33 @@ pub enum Directions {
     Both,
 }
 
-/// A format with its options.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A format with its options, which are those of the command line.
+#[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
-    /// The format.
+    /// mxfp8: E4M3 elements, an E8M0 scale for every 32 neighbours;
+    /// nvfp4: E2M1 elements, an E4M3 scale for every 16, one more for the tensor;
+    /// nvfp4-squares: the same with one scale for 16 by 16, the same values in both directions;
+    /// fp8: E4M3 elements, an F32 scale for the tensor;
+    /// fp8-block: E4M3 elements, an F32 scale for every 128
+    #[arg(long, default_value = Format::Mxfp8.name(), value_parser = values::choice(Format::ALL.map(|format| (format.name(), format))))]
+    #[arg(hide_possible_values = true, verbatim_doc_comment)]
     pub format: Format,
-    /// Which directions are made.
+    /// Which neighbours share a scale
+    #[arg(long = "direction", value_name = "DIRECTION", default_value = Directions::Rows.name())]
+    #[arg(value_parser = values::choice(Directions::ALL.map(|directions| (directions.name(), directions))))]
     pub directions: Directions,
-    /// Whether scales lie as block-scaled matrix multiplication reads them.
+    /// mxfp8, nvfp4, nvfp4-squares: scales in padded tiles of 128x4, as block-scaled matrix multiplication
+    /// reads them (default: one after another)
+    #[arg(long, verbatim_doc_comment)]
     pub interleave: bool,
-    /// Whether columns go through the random Hadamard transform before.
+    /// nvfp4 by column or both, BF16 tensors: columns go through the random Hadamard transform before
+    /// (default: as they are)
+    #[arg(long, verbatim_doc_comment)]
     pub hadamard: bool,
-    /// What the random numbers of stochastic rounding come from; none rounds to nearest.
+    /// nvfp4, BF16 tensors: stochastic rounding, the same for the same seed, a number from 0 to 2^64 - 1
+    /// (default: to nearest)
+    #[arg(long = "stochastic", value_name = "SEED", verbatim_doc_comment)]
+    #[arg(allow_negative_numbers = true, value_parser = values::number::<u64>(values::SEED, |_| true))]
     pub seed: Option<u64>,
 }
 

@@ -108,9 +108,9 @@ pub struct Outcome {
 pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<(Report, Vec<Completed>), Error> {
     let begin = Instant::now();
     let checkpoint = Checkpoint::open(&request.input)?;
-    let layout = Layout::new(&checkpoint, request.format, request.directions, request.world).map_err(ShardError::from)?;
+    let layout = Layout::new(&checkpoint, request.format, request.directions(), request.world).map_err(ShardError::from)?;
     let Some(prefix) = &request.output_prefix else {
-        let gathers = Gathers::new(&checkpoint, request.format, request.world, &request.distances)?;
+        let gathers = Gathers::new(&checkpoint, request.format, request.world, &request.distances())?;
         return Ok((Report::planned(request, &checkpoint, gathers), Vec::new()));
     };
     let mut device = layout.plan.is_some().then(|| runtime::open(request.device)).transpose()?;

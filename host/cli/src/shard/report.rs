@@ -131,7 +131,7 @@ impl Report {
             input: request.input.display().to_string(),
             input_bytes: checkpoint.bytes(),
             format: request.format.name(),
-            direction: matches!(request.format, ShardFormat::Quantized(_)).then_some(request.directions.name()),
+            direction: matches!(request.format, ShardFormat::Quantized(_)).then_some(request.directions().name()),
             ranks: request.world.get(),
             device: None,
             model: None,
