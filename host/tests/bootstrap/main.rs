@@ -3,6 +3,7 @@
 mod board;
 mod exchange;
 mod faults;
+mod proof;
 mod strangers;
 
 use std::process::ExitCode;
@@ -17,13 +18,15 @@ fn main() -> ExitCode {
         return match fault.strip_prefix("board:") {
             Some(case) => board::child(case),
             None if fault == "strangers" => strangers::child(),
+            None if fault.starts_with("proof") => proof::child(&fault),
             None => faults::child(&fault),
         };
     }
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(8));
-    let trials: Vec<Trial> = [board::trials(), exchange::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
+    let trials: Vec<Trial> =
+        [board::trials(), exchange::trials(), proof::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
