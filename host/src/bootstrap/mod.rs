@@ -18,6 +18,7 @@
 //! | `store` | what connected ranks exchange |
 //! | `board`, `store_board` | notes that all ranks can read, in one process and over a store |
 //! | `frame`, `wire` | what goes over a connection |
+//! | `parsed` | tests: what holds for any bytes that come over one |
 //! | `at_exit` | threads that other processes need when this one ends |
 //!
 //! ```
@@ -50,6 +51,8 @@ mod frame;
 mod handshake;
 mod job;
 mod lookup;
+#[cfg(any(test, fuzzing))]
+pub mod parsed;
 mod rendezvous;
 mod search;
 mod server;
