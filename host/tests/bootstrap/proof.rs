@@ -448,12 +448,16 @@ fn few_files() {
 fn no_files() {
     let port = free_port();
     let mut zero = rank_0(port, "proof:left:5");
-    // One after another: the first may come before rank 0 itself, which then takes its place.
-    let mut held = vec![connect(port)];
-    while zero.try_wait().expect("it is a child").is_none() {
-        held.extend(TcpStream::connect(("127.0.0.1", port)));
-        thread::sleep(Duration::from_millis(100));
+    // Strangers that came before it had all of its five files could take one of them.
+    let files = || fs::read_dir(format!("/proc/{}/fd", zero.id())).map_or(0, Iterator::count);
+    let deadline = Instant::now() + TIMEOUT;
+    while [files(), files()] != [64; 2] {
+        assert!(Instant::now() < deadline, "rank 0 has {} files", files());
+        thread::sleep(Duration::from_millis(50));
     }
+    thread::sleep(Duration::from_millis(200));
+    let _stranger = connect(port);
+    assert!(!zero.wait().expect("it ends").success());
     let mut said = String::new();
     zero.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
     let mend = "raise the number of files that a process may open (ulimit -n)";
