@@ -32,6 +32,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         trial("proof::a_rank_0_without_the_name_is_not_believed", false_rank_0),
         trial("proof::a_rank_0_of_another_version_is_named", other_version),
+        trial("proof::what_another_port_passes_on_is_no_proof", relay),
         trial("proof::false_ranks_0_at_other_ports_change_nothing", false_ranks_0_beside_the_true_one),
         trial("proof::a_rank_without_the_name_is_not_let_in", false_ranks),
         trial("proof::what_was_recorded_opens_nothing", replay),
@@ -119,7 +120,6 @@ const FALSE: [(&str, Answers); 6] = [
     ("an echo of the number as number and proof", |_, opening| challenge(&opening[8..], &opening[8..])),
     ("no proof", |_, _| challenge(&[1; 32], &[2; 32])),
     ("the proof of another name", |port, opening| challenge(&[1; 32], &proof("theirs", 1, port, [&opening[8..], &[1; 32]], &[]))),
-    // As rank 0 does on another port: its answers can be had there.
     ("the proof of another port", |port, opening| challenge(&[1; 32], &proof_at(JOB, 1, [port, port + 1], [&opening[8..], &[1; 32]], &[]))),
 ];
 
@@ -166,6 +166,24 @@ fn other_version() {
     let expected =
         "of another version of Oxtile, whose rendezvous is version 9, and this program's is 6: start all ranks from the same build";
     assert_eq!(error, format!("rank 1 found a rank 0 at 127.0.0.1:{port} {expected}"));
+}
+
+/// A program at the first port passes on what is said between a rank that asks there and the true rank 0, which has the second.
+fn relay() {
+    let port = free_ports(4);
+    let listener = TcpListener::bind(("127.0.0.1", port)).expect("it is free");
+    thread::scope(|scope| {
+        let zero = scope.spawn(move || Store::connect(&with_spares(port, 0, 2, JOB), Duration::from_secs(2)).expect_err("no rank comes"));
+        let one = scope.spawn(move || Store::connect(&environment(port, 1, 2, JOB), TIMEOUT).expect_err("it does not believe"));
+        let mut rank = listener.accept().expect("it comes").0;
+        let mut rank_0 = connect(port + 1);
+        rank_0.write_all(&frame(&body(&mut rank, 40))).expect("sent");
+        rank.write_all(&frame(&body(&mut rank_0, 72))).expect("sent");
+        assert_eq!(rest(&mut rank), b"", "the rank says no more");
+        assert!(matches!(one.join().expect("no panic"), BootstrapError::OtherJob { .. }));
+        drop(rank_0);
+        zero.join().expect("no panic");
+    });
 }
 
 /// They have the first three ports, and the true rank 0 the last.
@@ -438,22 +456,23 @@ fn cost() {
     assert!(files <= 256, "{files} files are strangers'");
 }
 
-/// A process that may have 40 files, to which 300 strangers come.
+/// A process that may have 40 files, to which 300 strangers come, and one that has two left once rank 0 is there.
 fn few_files() {
     let [_, _, files] = beside_many("proof:files:40", 300, &[&[]]);
     assert!(files <= 5, "{files} files are strangers'");
+    beside_many("proof:left:7", 40, &[&[]]);
 }
 
 /// Five files are left: for the listener, two for the door, and two for rank 0's connection to itself.
 fn no_files() {
     let port = free_port();
     let mut zero = rank_0(port, "proof:left:5");
-    // Strangers that came before it had all of its five files could take one of them.
-    let files = || fs::read_dir(format!("/proc/{}/fd", zero.id())).map_or(0, Iterator::count);
+    // Strangers that came before it had all of its five files could take one of them. The last file, of 64, is that of its connection to itself.
+    let last = format!("/proc/{}/fd/63", zero.id());
     let deadline = Instant::now() + TIMEOUT;
-    while [files(), files()] != [64; 2] {
-        assert!(Instant::now() < deadline, "rank 0 has {} files", files());
-        thread::sleep(Duration::from_millis(50));
+    while !fs::read_link(&last).is_ok_and(|file| file.to_string_lossy().starts_with("socket:")) {
+        assert!(Instant::now() < deadline, "rank 0 has files left");
+        thread::sleep(Duration::from_millis(20));
     }
     thread::sleep(Duration::from_millis(200));
     let _stranger = connect(port);
