@@ -453,7 +453,8 @@ fn cost() {
     println!("800 strangers: {memory} KiB, {threads} threads and {files} files more");
     assert!(memory < 2048, "{memory} KiB for 800 strangers");
     assert_eq!(threads, 0, "no thread is a stranger's");
-    assert!(files <= 256, "{files} files are strangers'");
+    // Some may be rank 0's own, which come a moment later.
+    assert!(files <= 260, "{files} files are strangers'");
 }
 
 /// A process that may have 40 files, to which 300 strangers come, and one that has two left once rank 0 is there.
