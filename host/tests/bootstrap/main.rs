@@ -1,4 +1,10 @@
 //! Ranks find one another, exchange bytes, and name the one that is gone: as threads, and as real processes under a kill matrix.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `board`, `exchange` | notes and bytes that ranks exchange |
+//! | `faults` | the kill matrix |
+//! | `strangers`, `proof` | other programs at rank 0's port: other jobs and noise; those that pretend to be of the job |
 
 mod board;
 mod exchange;
