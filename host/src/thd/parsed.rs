@@ -14,7 +14,7 @@ fn is_valid(ends: &[u32], padded: &[u32], chunks: u64) -> bool {
     (1..ends.len()).all(|i| {
         let [length, rows] = [ends, padded].map(|sums| i64::from(sums[i]) - i64::from(sums[i - 1]));
         let is_short = u64::from(ends[i]) <= MOST_ROWS && u64::from(padded[i]) <= MOST_ROWS;
-        0 <= length && length <= rows && rows as u64 % chunks == 0 && is_short
+        0 <= length && length <= rows && (rows as u64).is_multiple_of(chunks) && is_short
     })
 }
 
