@@ -11,8 +11,10 @@
 //! | `package` | `package`: the crates as a registry gets them, and programs built from them alone |
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
 //! | `wheel` | `wheel`: the Python package |
+//! | `fuzz` | `fuzz`: the fuzz targets, for a minute |
 
 mod bundle;
+mod fuzz;
 mod kernel;
 mod kernels;
 mod machine;
@@ -55,6 +57,7 @@ cargo xtask <command>
                         --verify: are packs and hash there, and of these sources?
   bundle                everything a GPU machine needs, in bundle/ of the target directory
   wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
+  fuzz                  the fuzz targets of the parsers, for a minute together; of test --long too
 ";
 
 fn main() -> ExitCode {
@@ -88,6 +91,7 @@ fn run() -> Result<ExitCode> {
         "package" => package::make(&mut arguments),
         "bundle" => bundle::make(&mut arguments),
         "wheel" => wheel::run(&mut arguments),
+        "fuzz" => fuzz::checked().map(|held| if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         other => bail!("there is no command `{other}`\n\n{HELP}"),
     }
 }

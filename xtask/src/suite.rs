@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use lexopt::Parser;
 
 use crate::{
-    cargo, kernels, machine, package,
+    cargo, fuzz, kernels, machine, package,
     portable::{self, Extent},
     processor_time, programs, target, wheel,
 };
@@ -261,6 +261,7 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     }
     if whole && long.is_some() {
         // A workspace of its own, in release: minutes of compiling.
+        tally.part("fuzz", |tally| tally.step("the fuzz targets", fuzz::checked));
         tally.part("wheel", |tally| tally.step("the Python wheel", wheel::checked));
         tally.part("packages", |tally| tally.step("package --check", || package::run(&package::architectures()?, true).map(|()| true)));
     }

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `rank` | one rank's process, and all that it starts |
 //! | `lines` | the output of all ranks, line by line |
+//! | `port` | the port of rank 0, kept from other programs |
 //! | `guardian` | a process that ends the job if its launcher was killed |
 //! | `subreaper` | processes that ranks left in groups of their own |
 //! | `error` | how a launch can fail |
@@ -17,12 +18,11 @@
 mod error;
 pub mod guardian;
 mod lines;
+mod port;
 mod rank;
 mod subreaper;
 
 use std::{
-    io,
-    net::TcpListener,
     sync::mpsc::{self, Receiver},
     time::{Duration, Instant},
 };
@@ -35,6 +35,7 @@ pub use error::{Failed, LaunchError, Left, Limit};
 use guardian::Guardian;
 use lines::Lines;
 pub use lines::Stream;
+use port::Port;
 pub use rank::Ended;
 use rank::RankProcess;
 use subreaper::{Subreaper, Survivor};
@@ -72,7 +73,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
     // From here on a signal is an event, and does not end the launcher.
     let _forwarding = interrupt::forward(move |signal| drop(signals.send(Event::Signal(signal))));
     let job = JobId::random().map_err(LaunchError::Prepare)?;
-    let port = free_port().map_err(LaunchError::Prepare)?;
+    let port = Port::reserve().map_err(LaunchError::Prepare)?;
     let mut subreaper = Subreaper::new(&job).map_err(LaunchError::Prepare)?;
     let guardian = Guardian::start(&job).map_err(LaunchError::Prepare)?;
     subreaper.spare(guardian.process());
@@ -85,7 +86,7 @@ pub fn run(request: &Launch) -> Result<(), LaunchError> {
             ("WORLD_SIZE", request.ranks.to_string()),
             ("LOCAL_WORLD_SIZE", request.ranks.to_string()),
             ("MASTER_ADDR", "127.0.0.1".into()),
-            ("MASTER_PORT", port.to_string()),
+            ("MASTER_PORT", port.number().to_string()),
             ("OXTILE_JOB_ID", job.as_str().into()),
         ];
         match RankProcess::start(rank, request, &variables, &lines, &events) {
@@ -114,11 +115,6 @@ fn kill(mut ranks: Vec<RankProcess>, subreaper: &Subreaper) -> Vec<Left> {
     let survivors = subreaper.kill_adopted(&processes, limit);
     left.extend(survivors.into_iter().map(|Survivor { process, name }| Left::Process { process, name, limit }));
     left
-}
-
-/// A port at which no program listens now. Rank 0 takes it a moment later; if another program is faster, rank 0 reports it.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
 /// Ranks that run.

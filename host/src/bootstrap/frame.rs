@@ -1,4 +1,4 @@
-//! Frames of a connection: a length, little-endian, and a body.
+//! Frames of a connection: a length, little-endian, and a body. A length is compared with the longest that may come before anything is allocated for it.
 
 use std::{
     io::{self, Read, Write},
@@ -32,6 +32,42 @@ pub fn read_frame(stream: &TcpStream, most: u32, deadline: Option<Instant>) -> i
         read_exact(stream, &mut body[begin..], deadline)?;
     }
     Ok(body)
+}
+
+/// A frame that comes in pieces, over a connection that does not wait.
+#[derive(Debug, Default)]
+pub struct PartialFrame {
+    bytes: Vec<u8>,
+}
+
+impl PartialFrame {
+    /// The frame's body, once it is there. Not a byte more is read, and nothing of a frame of more than `most` bytes.
+    ///
+    /// # Errors
+    /// [`InvalidData`](io::ErrorKind::InvalidData) for a longer frame, [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) where the connection ends.
+    pub fn read(&mut self, mut stream: impl Read, most: usize) -> io::Result<Option<Vec<u8>>> {
+        let mut buffer = [0; 128];
+        loop {
+            let length = self.bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize);
+            let missing = match length {
+                Some(length) if length > most => return Err(io::ErrorKind::InvalidData.into()),
+                Some(length) if self.bytes.len() == 4 + length => {
+                    let body = self.bytes.split_off(4);
+                    self.bytes.clear();
+                    return Ok(Some(body));
+                }
+                Some(length) => 4 + length - self.bytes.len(),
+                None => 4 - self.bytes.len(),
+            };
+            match stream.read(&mut buffer[..missing.min(128)]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.bytes.extend(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
 fn read_exact(mut stream: &TcpStream, mut buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<()> {

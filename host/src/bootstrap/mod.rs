@@ -12,10 +12,13 @@
 //! |---|---|
 //! | `environment`, `job` | what a launcher tells a process: its rank, rank 0's address, the job |
 //! | `rendezvous`, `search`, `connecting`, `lookup` | how ranks come together at rank 0, on whichever of its ports and addresses |
+//! | `handshake` | how both ends of a connection prove that they are of one job |
+//! | `door` | where connections come in at rank 0, and stay until they have proved it |
 //! | `server` | what rank 0 runs for all |
 //! | `store` | what connected ranks exchange |
 //! | `board`, `store_board` | notes that all ranks can read, in one process and over a store |
 //! | `frame`, `wire` | what goes over a connection |
+//! | `parsed` | tests: what holds for any bytes that come over one |
 //! | `at_exit` | threads that other processes need when this one ends |
 //!
 //! ```
@@ -42,10 +45,14 @@
 mod at_exit;
 pub(crate) mod board;
 mod connecting;
+mod door;
 mod environment;
 mod frame;
+mod handshake;
 mod job;
 mod lookup;
+#[cfg(any(test, fuzzing))]
+pub mod parsed;
 mod rendezvous;
 mod search;
 mod server;

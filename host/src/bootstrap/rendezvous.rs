@@ -11,12 +11,12 @@ use std::{
 
 use super::{
     BootstrapError, Environment, JobId, MOST_RANKS, Store,
+    handshake::{Hello, Secret},
     lookup::{self, Lookup, Resolver},
     search::Search,
     server::{Identity, Server},
-    wire::Hello,
 };
-use crate::rank::{Rank, WorldSize};
+use crate::rank::{Rank, WorldSize, mend_of_shortage};
 
 /// The time between two tries to listen.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -33,7 +33,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Listen`](BootstrapError::Listen), [`Elsewhere`](BootstrapError::Elsewhere), [`Connect`](BootstrapError::Connect),
-    /// [`Occupied`](BootstrapError::Occupied), [`OtherJob`](BootstrapError::OtherJob), [`Refused`](BootstrapError::Refused),
+    /// [`Occupied`](BootstrapError::Occupied), [`OtherJob`](BootstrapError::OtherJob), [`OtherVersion`](BootstrapError::OtherVersion),
+    /// [`Refused`](BootstrapError::Refused),
     /// [`Deadline`](BootstrapError::Deadline) with the ranks that did not come, [`Lost`](BootstrapError::Lost).
     pub fn connect(environment: &Environment, timeout: Duration) -> Result<Self, BootstrapError> {
         Self::connect_by(environment, timeout, lookup::system)
@@ -46,7 +47,10 @@ impl Store {
         check_size(*rank, *world)?;
         let identity = identity(environment.master_port, *world, job.as_ref());
         let hello = identity.hello(*rank, timeout);
-        let search = |ports: Vec<u16>| Search::new(&hello, ports.into_iter().map(|port| environment.address(port)), deadline, resolve);
+        let search = |ports: Vec<u16>| {
+            let addresses = ports.into_iter().map(|port| environment.address(port));
+            Search::new(&identity.secret, &hello, addresses, deadline, resolve)
+        };
         if *rank != Rank::ZERO {
             let stream = search(environment.master_ports().collect()).run(*rank)?;
             let mut store = Self::over(stream, *rank, *world, timeout, None);
@@ -81,7 +85,7 @@ pub fn threads(world: WorldSize, timeout: Duration) -> Result<Vec<Store>, Bootst
     let mut stores = Vec::new();
     for rank in world.ranks() {
         let hello = identity.hello(rank, timeout);
-        let stream = Search::new(&hello, [address.to_string()], deadline, lookup::system).run(rank)?;
+        let stream = Search::new(&identity.secret, &hello, [address.to_string()], deadline, lookup::system).run(rank)?;
         stores.push(Store::over(stream, rank, world, timeout, server.take()));
     }
     stores.iter_mut().try_for_each(|store| store.wait_for_all(deadline))?;
@@ -98,13 +102,12 @@ fn check_size(rank: Rank, world: WorldSize) -> Result<(), BootstrapError> {
 fn identity(port: u16, world: WorldSize, job: Option<&JobId>) -> Identity {
     // The owner of a process's entry is the user that it runs as.
     let uid = std::fs::metadata("/proc/self").map_or(u32::MAX, |entry| entry.uid());
-    Identity { job: job.map(|job| job.as_str().to_owned()), port: port.into(), world: world.get(), uid }
+    Identity { secret: Secret { job: job.map(|job| job.as_str().to_owned()), port }, world: world.get(), uid }
 }
 
 impl Identity {
     fn hello(&self, rank: Rank, timeout: Duration) -> Hello {
-        let Self { job, port, world, uid } = self.clone();
-        Hello { job, port, rank: rank.index(), world, uid, timeout }
+        Hello { rank: rank.index(), world: self.world, uid: self.uid, timeout }
     }
 }
 
@@ -149,13 +152,13 @@ fn bind(host: &str, named: &[SocketAddr], port: u16) -> io::Result<TcpListener> 
     })
 }
 
-/// Why rank 0 cannot listen. Where its ports are taken it connects to them as a rank of no world: a rank 0 of this job answers that it is of this job,
+/// Why rank 0 cannot listen. Where its ports are taken it connects to them as a rank of no world: a rank 0 of this job proves that it is of this job,
 /// and then refuses the rank.
 fn why_not_here(environment: &Environment, identity: &Identity, deadline: Instant, resolve: Resolver, error: io::Error) -> BootstrapError {
     let until = deadline.max(Instant::now() + PAUSE).min(Instant::now() + BIND_TIMEOUT);
     let no_rank = Hello { rank: u32::MAX, ..identity.hello(Rank::ZERO, BIND_TIMEOUT) };
     let is_taken = error.kind() == io::ErrorKind::AddrInUse;
-    if is_taken && Search::new(&no_rank, addresses(environment), until, resolve).run(Rank::ZERO).is_ok() {
+    if is_taken && Search::new(&identity.secret, &no_rank, addresses(environment), until, resolve).run(Rank::ZERO).is_ok() {
         let reason = format!(
             "another process of this job is rank 0, at {}: give each process its own rank (RANK), from 0 on",
             addresses(environment).join(", ")
@@ -165,10 +168,12 @@ fn why_not_here(environment: &Environment, identity: &Identity, deadline: Instan
     listen_error(&addresses(environment).join(", "), error)
 }
 
-/// The error of a rank 0 that listens and does not reach itself.
+/// The error of a rank 0 that listens and does not reach itself. That it has no means to connect tells nothing of where it is.
 fn elsewhere(error: BootstrapError) -> BootstrapError {
     match error {
-        BootstrapError::Connect { address, timeout, error, .. } => BootstrapError::Elsewhere { address, timeout, found: error.to_string() },
+        BootstrapError::Connect { address, timeout, error, .. } if mend_of_shortage(&error).is_none() => {
+            BootstrapError::Elsewhere { address, timeout, found: error.to_string() }
+        }
         BootstrapError::Occupied { addresses, timeout, .. } => {
             BootstrapError::Elsewhere { address: addresses.join(", "), timeout, found: "another program answers there".into() }
         }

@@ -1,11 +1,10 @@
-//! Finds the port that rank 0 has taken, of those at which it may listen: the one where a program answers as rank 0 of this job.
+//! Finds the port that rank 0 has taken, of those at which it may listen: the one where a program proves to be rank 0 of this job.
 //!
 //! All candidates are connected to and their answers awaited together: one that is silent, or does not even take the connection, delays
 //! nothing. All are asked again until the deadline: rank 0 may come later, and take one that another program holds now.
 
 use std::{
-    io::{self, Read},
-    mem,
+    io, mem,
     net::TcpStream,
     sync::Arc,
     thread,
@@ -17,9 +16,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     BootstrapError,
     connecting::{Connecting, TRY},
-    frame::write_frame,
+    frame::{PartialFrame, write_frame},
+    handshake::{Challenge, Exchange, Foreign, Hello, LONGEST, Opening, Secret, VERSION, nonce},
     lookup::{Lookup, Resolver, no_answer},
-    wire::{Answer, Hello},
+    wire::Answer,
 };
 use crate::rank::Rank;
 
@@ -31,11 +31,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 /// The time before the next try where another job's rank 0 listens, which all ranks of this job ask beside its own ranks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest first answer in bytes.
-const LONGEST: usize = 1024;
 
 /// A rank that looks for rank 0.
 pub struct Search<'a> {
+    secret: &'a Secret,
     hello: &'a Hello,
     deadline: Instant,
     resolve: Resolver,
@@ -62,41 +61,53 @@ enum Found {
     Silence(io::Error),
     /// A program that does not answer as a rank 0 does.
     Stranger,
-    /// Rank 0 of another job.
-    OtherJob(String),
+    /// A program that does not know this job's name.
+    OtherJob,
+    /// A rank 0 of another version of the protocol.
+    OtherVersion(u8),
 }
 
-/// A connection on which the hello has been sent.
+/// A connection on which the opening has been sent.
 struct Attempt {
     stream: TcpStream,
-    /// The bytes of the answer so far.
-    bytes: Vec<u8>,
+    frame: PartialFrame,
+    /// Where it was sent, with this rank's number and, once it is there, rank 0's.
+    exchange: Exchange,
+    /// Whether rank 0 has proved itself, and this rank in turn.
+    is_proved: bool,
 }
 
 impl<'a> Search<'a> {
     /// A search of the rank that says `hello`, at one address or more. The hello's timeout is how long the rank waits in all: it sends what
-    /// is left of that when it has found a program.
-    pub fn new(hello: &'a Hello, addresses: impl IntoIterator<Item = String>, deadline: Instant, resolve: Resolver) -> Self {
+    /// is left of that when it has found rank 0.
+    pub fn new(
+        secret: &'a Secret,
+        hello: &'a Hello,
+        addresses: impl IntoIterator<Item = String>,
+        deadline: Instant,
+        resolve: Resolver,
+    ) -> Self {
         let new =
             |address| Candidate { address, state: State::Resting(Instant::now()), found: Found::Silence(io::ErrorKind::TimedOut.into()) };
-        Self { hello, deadline, resolve, candidates: addresses.into_iter().map(new).collect() }
+        Self { secret, hello, deadline, resolve, candidates: addresses.into_iter().map(new).collect() }
     }
 
     /// The connection to rank 0, which has taken note of this rank.
     ///
     /// # Errors
-    /// [`OtherJob`](BootstrapError::OtherJob) as soon as other jobs have all addresses; at the deadline that, where one has any,
+    /// [`OtherJob`](BootstrapError::OtherJob) or [`OtherVersion`](BootstrapError::OtherVersion) as soon as such have all addresses; at the deadline that, where one has any,
     /// [`Occupied`](BootstrapError::Occupied) where another program has one, [`Connect`](BootstrapError::Connect) where no program listens.
     pub fn run(mut self, rank: Rank) -> Result<TcpStream, BootstrapError> {
         loop {
             for candidate in &mut self.candidates {
-                if let Some(stream) = candidate.advance(self.hello, self.deadline, self.resolve) {
+                if let Some(stream) = candidate.advance(self.secret, self.hello, self.deadline, self.resolve) {
                     return Ok(stream);
                 }
             }
-            let is_other_job =
-                |candidate: &Candidate| matches!((&candidate.state, &candidate.found), (State::Resting(_), Found::OtherJob(_)));
-            if self.candidates.iter().all(is_other_job) || Instant::now() >= self.deadline {
+            let is_other = |Candidate { state, found, .. }: &Candidate| {
+                matches!((state, found), (State::Resting(_), Found::OtherJob | Found::OtherVersion(_)))
+            };
+            if self.candidates.iter().all(is_other) || Instant::now() >= self.deadline {
                 return Err(self.failure(rank));
             }
             self.wait();
@@ -131,7 +142,8 @@ impl<'a> Search<'a> {
         for Candidate { address, state, found } in self.candidates {
             match found {
                 Found::Silence(_) if matches!(state, State::Resolving(_)) => silence = silence.or_else(|| Some((address, no_answer()))),
-                Found::OtherJob(theirs) => return BootstrapError::OtherJob { rank, address, theirs, ours: self.hello.job_name() },
+                Found::OtherJob => return BootstrapError::OtherJob { rank, address, ours: self.secret.job_name() },
+                Found::OtherVersion(theirs) => return BootstrapError::OtherVersion { rank, address, theirs, own: VERSION },
                 Found::Stranger => occupied.push(address),
                 Found::Silence(error) => silence = silence.or(Some((address, error))),
             }
@@ -144,8 +156,8 @@ impl<'a> Search<'a> {
 }
 
 impl Candidate {
-    /// The connection, if rank 0 has answered.
-    fn advance(&mut self, hello: &Hello, deadline: Instant, resolve: Resolver) -> Option<TcpStream> {
+    /// The connection, if rank 0 has let this rank in.
+    fn advance(&mut self, secret: &Secret, hello: &Hello, deadline: Instant, resolve: Resolver) -> Option<TcpStream> {
         if matches!(self.state, State::Resting(until) if Instant::now() >= until) {
             match Lookup::start(&self.address, resolve) {
                 Ok(lookup) => self.state = State::Resolving(lookup),
@@ -160,24 +172,26 @@ impl Candidate {
             }
         }
         if let State::Connecting(connecting) = &mut self.state {
-            match connecting.advance().and_then(|stream| stream.map(|stream| Attempt::new(stream, hello, deadline)).transpose()) {
+            match connecting.advance().and_then(|stream| stream.map(Attempt::new).transpose()) {
                 Ok(None) => {}
-                // A stranger until it answers.
+                // A stranger until it has proved itself.
                 Ok(Some(attempt)) => (self.state, self.found) = (State::Asked(attempt), Found::Stranger),
                 Err(error) => self.rest(Found::Silence(error), PAUSE),
             }
         }
         let State::Asked(attempt) = &mut self.state else { return None };
-        let answer = attempt.answer()?;
-        if answer == Some(Answer::Welcome)
-            && let State::Asked(Attempt { stream, .. }) = mem::replace(&mut self.state, State::Resting(Instant::now()))
-            && stream.set_nonblocking(false).is_ok()
-        {
-            return Some(stream);
-        }
-        match answer {
-            Some(Answer::OtherJob(theirs)) => self.rest(Found::OtherJob(theirs), LONGEST_PAUSE),
-            _ => self.rest(Found::Stranger, LONG_PAUSE),
+        match attempt.advance(secret, hello, deadline)? {
+            Ok(()) => {
+                if let State::Asked(Attempt { stream, .. }) = mem::replace(&mut self.state, State::Resting(Instant::now()))
+                    && stream.set_nonblocking(false).is_ok()
+                {
+                    return Some(stream);
+                }
+            }
+            Err(found) => {
+                let pause = if matches!(found, Found::Stranger) { LONG_PAUSE } else { LONGEST_PAUSE };
+                self.rest(found, pause);
+            }
         }
         None
     }
@@ -188,42 +202,47 @@ impl Candidate {
 }
 
 impl Attempt {
-    fn new(stream: TcpStream, hello: &Hello, deadline: Instant) -> io::Result<Self> {
-        let hello = Hello { timeout: deadline.saturating_duration_since(Instant::now()), ..hello.clone() };
-        stream.set_nonblocking(false)?;
+    fn new(stream: TcpStream) -> io::Result<Self> {
+        let exchange = Exchange { port: stream.peer_addr()?.port(), nonces: [nonce()?, [0; 32]] };
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(TRY))?;
-        write_frame(&stream, &hello.to_body())?;
-        stream.set_nonblocking(true)?;
-        Ok(Self { stream, bytes: Vec::new() })
+        let attempt = Self { stream, frame: PartialFrame::default(), exchange, is_proved: false };
+        attempt.send(&Opening { nonce: attempt.exchange.nonces[0] }.to_body())?;
+        Ok(attempt)
     }
 
-    /// `None` until there is one; `Some(None)` where none will come.
-    fn answer(&mut self) -> Option<Option<Answer>> {
-        match self.read() {
-            Ok(body) => body.map(|body| Answer::from_body(&body)),
-            Err(_) => Some(None),
-        }
+    /// Sends a frame. Both of a handshake have room on a new connection, so that nothing waits here.
+    fn send(&self, body: &[u8]) -> io::Result<()> {
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_write_timeout(Some(TRY))?;
+        write_frame(&self.stream, body)?;
+        self.stream.set_nonblocking(true)
     }
 
-    /// A frame's body, once it is there; not a byte more is read.
-    fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let mut buffer = [0; LONGEST];
+    /// `None` until it is known whether rank 0 is there and has let this rank in.
+    fn advance(&mut self, secret: &Secret, hello: &Hello, deadline: Instant) -> Option<Result<(), Found>> {
         loop {
-            let length = self.bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize);
-            let missing = match length {
-                Some(length) if length > LONGEST => return Err(io::ErrorKind::InvalidData.into()),
-                Some(length) if self.bytes.len() == 4 + length => return Ok(Some(self.bytes.split_off(4))),
-                Some(length) => 4 + length - self.bytes.len(),
-                None => 4 - self.bytes.len(),
+            let body = match self.frame.read(&self.stream, LONGEST) {
+                Ok(body) => body?,
+                Err(_) => return Some(Err(Found::Stranger)),
             };
-            match self.stream.read(&mut buffer[..missing]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.bytes.extend(&buffer[..count]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            if self.is_proved {
+                return Some(if Answer::from_body(&body) == Some(Answer::Welcome) { Ok(()) } else { Err(Found::Stranger) });
             }
+            match Challenge::from_body(&body) {
+                Ok(challenge) => {
+                    self.exchange.nonces[1] = challenge.nonce;
+                    if !secret.is_of_job(&self.exchange, &challenge.proof) {
+                        return Some(Err(Found::OtherJob));
+                    }
+                }
+                Err(Foreign::Version(version)) => return Some(Err(Found::OtherVersion(version))),
+                Err(Foreign::Unknown) => return Some(Err(Found::Stranger)),
+            }
+            let hello = Hello { timeout: deadline.saturating_duration_since(Instant::now()), ..hello.clone() };
+            if self.send(&secret.introduce(&self.exchange, hello).to_body()).is_err() {
+                return Some(Err(Found::Stranger));
+            }
+            self.is_proved = true;
         }
     }
 }

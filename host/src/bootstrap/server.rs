@@ -1,4 +1,4 @@
-//! What rank 0 runs for all: it lets the ranks in, waits for each operation until all have come, and tells all of a failure.
+//! What rank 0 runs for all: it greets the ranks that the door lets in, waits for each operation until all have come, and tells all of a failure.
 
 use std::{
     collections::BTreeMap,
@@ -13,14 +13,13 @@ use std::{
 };
 
 use super::at_exit;
+use super::door::{Door, Knock};
 use super::frame::{read_frame, write_frame};
-use super::wire::{Answer, Call, Hello, MAX_REQUEST, Operation, Post, Request, job_name};
+use super::handshake::{Hello, Secret};
+use super::wire::{Answer, Call, MAX_REQUEST, Operation, Post, Request};
+use crate::rank::mend_of_shortage;
 use crate::runtime::patience::after;
 
-/// The time between two checks for new connections, while ranks are missing.
-const POLL: Duration = Duration::from_millis(2);
-/// How long a connection may take to send its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may take to be sent: a rank that does not read it is as good as gone.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -34,15 +33,13 @@ pub struct Server {
 /// What every rank must agree on.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    pub job: Option<String>,
-    /// See [`Hello::port`].
-    pub port: u32,
+    pub secret: Secret,
     pub world: u32,
     pub uid: u32,
 }
 
 enum Event {
-    Hello(usize, Hello),
+    Knock(Knock),
     Call(usize, Call),
     Post(usize, Post),
     Gone(usize),
@@ -54,7 +51,7 @@ enum Event {
 struct Connection {
     stream: Arc<TcpStream>,
     reader: JoinHandle<()>,
-    rank: Option<u32>,
+    rank: u32,
 }
 
 /// A rank that waits for an answer.
@@ -68,13 +65,14 @@ struct Waiter {
 struct State {
     identity: Identity,
     events: Sender<Event>,
-    /// By their numbers: those of ranks, and those that may yet become some.
+    /// Those of ranks, by their numbers.
     connections: BTreeMap<usize, Connection>,
     /// How many there have been.
-    accepted: usize,
+    greeted: usize,
     waiting: BTreeMap<u32, Waiter>,
-    /// Until all have joined.
-    listener: Option<TcpListener>,
+    door: Door,
+    /// Why no more connections could be let in, the last time.
+    shortage: Option<io::Error>,
     failure: Option<Answer>,
     is_closed: bool,
     /// Ranks post notes: one that goes is no failure of the others.
@@ -89,15 +87,17 @@ impl Server {
     /// # Errors
     /// If the system has no thread.
     pub fn start(listener: TcpListener, identity: Identity) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
         let (events, inbox) = mpsc::channel();
+        let knocks = events.clone();
+        let door = Door::open(listener, identity.secret.clone(), move |knock| drop(knocks.send(Event::Knock(knock))))?;
         let state = State {
             identity,
             events: events.clone(),
             connections: BTreeMap::new(),
-            accepted: 0,
+            greeted: 0,
             waiting: BTreeMap::new(),
-            listener: Some(listener),
+            door,
+            shortage: None,
             failure: None,
             is_closed: false,
             is_board: false,
@@ -129,10 +129,10 @@ impl Drop for Server {
 impl State {
     fn serve(mut self, inbox: &Receiver<Event>) {
         loop {
-            self.accept();
             match inbox.recv_timeout(self.patience()) {
                 Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(Event::Hello(connection, hello)) => self.greet(connection, hello),
+                Ok(Event::Knock(Knock::Rank(stream, hello))) => self.greet(stream, &hello),
+                Ok(Event::Knock(Knock::Shortage(error))) => self.shortage = Some(error),
                 Ok(Event::Call(connection, call)) => self.call(connection, call),
                 Ok(Event::Post(connection, post)) => self.post(connection, post),
                 Ok(Event::Gone(connection)) => self.gone(connection),
@@ -154,9 +154,6 @@ impl State {
 
     /// Waits until something is to be done.
     fn patience(&self) -> Duration {
-        if self.listener.is_some() {
-            return POLL;
-        }
         let deadlines = self.waiting.values().map(|waiter| waiter.deadline);
         let next = deadlines.chain(self.outlives.map(|(_, deadline)| deadline)).min();
         next.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_duration_since(Instant::now()))
@@ -165,57 +162,43 @@ impl State {
     /// Whether no rank needs the board of a rank 0 that has left.
     fn is_left(&self) -> bool {
         let is_silent = |(_, deadline): (Duration, Instant)| deadline <= Instant::now();
-        self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.values().all(|connection| connection.rank.is_none()))
+        self.outlives.is_some_and(|outlives| is_silent(outlives) || self.connections.is_empty())
     }
 
-    fn accept(&mut self) {
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
-            let ready = stream.set_nonblocking(false).and_then(|()| stream.set_nodelay(true));
-            if ready.and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT))).is_err() {
-                continue;
-            }
-            let (stream, events, number) = (Arc::new(stream), self.events.clone(), self.accepted);
-            let read = Arc::clone(&stream);
-            let reader = thread::Builder::new().name("bootstrap".into()).spawn(move || read_all(&read, number, &events));
-            // Without a thread the connection is closed, and its rank tries again or reports it.
-            if let Ok(reader) = reader {
-                self.connections.insert(number, Connection { stream, reader, rank: None });
-                self.accepted += 1;
-            }
+    /// Takes a rank in, or tells it why not. A connection that fails meanwhile is closed: its rank comes again, or is missing.
+    fn greet(&mut self, stream: TcpStream, hello: &Hello) {
+        let ready = stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT)));
+        let tell = |answer: Answer| write_frame(&stream, &answer.to_body());
+        if ready.and_then(|()| tell(Answer::Welcome)).is_err() {
+            return;
         }
-    }
-
-    fn greet(&mut self, number: usize, hello: Hello) {
-        let Identity { job, port, world, uid } = &self.identity;
-        if (&hello.job, hello.port) != (job, *port) {
-            self.answer(number, &Answer::OtherJob(job_name(job.as_deref(), *port)));
-            return self.hang_up(number);
-        }
-        self.answer(number, &Answer::Welcome);
+        let Identity { world, uid, .. } = &self.identity;
         let refusal = if hello.uid != *uid {
             Some(format!("it runs as user {}, and rank 0 as {uid}: start all ranks as one user", hello.uid))
         } else if hello.world != *world {
             Some(format!("it is of a world of {}, and rank 0 of one of {world}: set WORLD_SIZE the same everywhere", hello.world))
-        } else if hello.rank >= *world || self.connections.values().any(|connection| connection.rank == Some(hello.rank)) {
+        } else if hello.rank >= *world || self.connections.values().any(|connection| connection.rank == hello.rank) {
             Some("another process has the same rank: give each process its own RANK".to_owned())
         } else {
             None
         };
         if let Some(reason) = refusal {
-            self.answer(number, &Answer::Refused(reason));
-            return self.hang_up(number);
+            return drop(tell(Answer::Refused(reason)));
         }
-        if let Some(connection) = self.connections.get_mut(&number) {
-            connection.rank = Some(hello.rank);
-        }
+        let (stream, events, number) = (Arc::new(stream), self.events.clone(), self.greeted);
+        let read = Arc::clone(&stream);
+        let reader = thread::Builder::new().name("bootstrap".into()).spawn(move || read_all(&read, number, &events));
+        let Ok(reader) = reader else { return };
+        self.connections.insert(number, Connection { stream, reader, rank: hello.rank });
+        self.greeted += 1;
         if let Some(failure) = self.failure.clone() {
             return self.answer(number, &failure);
         }
+        self.shortage = None;
         self.waiting.insert(hello.rank, Waiter { connection: number, deadline: after(hello.timeout), call: None });
         if self.waiting.len() == *world as usize {
-            // Refuses the connections that came too late, with a rank that is taken.
-            self.accept();
-            self.listener = None;
+            // Those that come too late are refused, with a rank that is taken.
+            self.door.shut();
             self.finish(&Answer::Done(Vec::new()));
         }
     }
@@ -239,7 +222,7 @@ impl State {
         let mut brought: Vec<_> = brought.collect();
         let result = match operation {
             Operation::AllGather => brought,
-            Operation::Broadcast(root) => vec![std::mem::take(&mut brought[root as usize])],
+            Operation::Broadcast(root) => brought.get_mut(root as usize).map(std::mem::take).into_iter().collect(),
             Operation::Barrier | Operation::Close | Operation::Board => Vec::new(),
         };
         self.is_closed = operation == Operation::Close;
@@ -265,14 +248,14 @@ impl State {
     }
 
     fn tell(&self, answer: &Answer, is_told: impl Fn(u32) -> bool) {
-        let told = self.connections.iter().filter(|(_, connection)| connection.rank.is_some_and(&is_told));
+        let told = self.connections.iter().filter(|(_, connection)| is_told(connection.rank));
         told.for_each(|(&number, _)| self.answer(number, answer));
     }
 
-    /// A connection has ended. That of a rank stays, so that its number is taken. A board's does not, nor a stranger's, of which there may be any number.
+    /// A connection has ended. It stays, so that its rank is taken; a board's does not.
     fn gone(&mut self, number: usize) {
         let rank = self.rank(number);
-        if (rank.is_none() || self.is_board)
+        if self.is_board
             && let Some(connection) = self.connections.remove(&number)
         {
             // Its end was the last that its reader reported.
@@ -289,7 +272,11 @@ impl State {
         let now = Instant::now();
         if self.waiting.values().any(|waiter| waiter.deadline <= now) {
             let missing = (0..self.identity.world).filter(|rank| !self.waiting.contains_key(rank));
-            self.fail(Answer::Missing(missing.collect()));
+            let failure = match &self.shortage {
+                Some(error) if self.greeted < self.identity.world as usize => Answer::Refused(unlet(error)),
+                _ => Answer::Missing(missing.collect()),
+            };
+            self.fail(failure);
         }
     }
 
@@ -322,25 +309,27 @@ impl State {
         }
     }
 
-    /// The rank of a connection, if it has one.
+    /// The rank of a connection.
     fn rank(&self, number: usize) -> Option<u32> {
-        self.connections.get(&number)?.rank
+        Some(self.connections.get(&number)?.rank)
     }
+}
+
+/// Why ranks are missing that no connection could be let in for. An error shows so many words of another process.
+fn unlet(error: &io::Error) -> String {
+    let mend = mend_of_shortage(error).unwrap_or("see the limits of its host");
+    format!("no room for all ranks ({error}): {mend}")
 }
 
 /// Reads a connection until it ends, or sends bytes without a meaning.
 fn read_all(stream: &TcpStream, number: usize, events: &Sender<Event>) {
-    let hello = read_frame(stream, MAX_REQUEST, Some(Instant::now() + HELLO_TIMEOUT));
-    if let Some(hello) = hello.ok().and_then(|body| Hello::from_body(&body)) {
-        let _ = events.send(Event::Hello(number, hello));
-        while let Some(request) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Request::from_body(&body)) {
-            let event = match request {
-                Request::Call(call) => Event::Call(number, call),
-                Request::Post(post) => Event::Post(number, post),
-            };
-            if events.send(event).is_err() {
-                return;
-            }
+    while let Some(request) = read_frame(stream, MAX_REQUEST, None).ok().and_then(|body| Request::from_body(&body)) {
+        let event = match request {
+            Request::Call(call) => Event::Call(number, call),
+            Request::Post(post) => Event::Post(number, post),
+        };
+        if events.send(event).is_err() {
+            return;
         }
     }
     let _ = stream.shutdown(Shutdown::Both);

@@ -149,7 +149,7 @@ impl Store {
                 BootstrapError::Mismatch { rank: rank(found_by), found: found.to_string(), expected: expected.to_string() }
             }
             // No rank posts before all have called for the board; this rank has been greeted.
-            Ok(Answer::News { .. } | Answer::Welcome | Answer::OtherJob(_)) => {
+            Ok(Answer::News { .. } | Answer::Welcome) => {
                 BootstrapError::Protocol { operation: operation.into(), reason: "out of turn".into() }
             }
             Err(error) => self.connection_failed(operation, error),

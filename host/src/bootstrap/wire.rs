@@ -1,4 +1,4 @@
-//! What goes over a connection: the bodies of frames, all numbers little-endian.
+//! What goes over a connection once both ends have proved themselves: the bodies of frames, all numbers little-endian.
 
 use std::{
     fmt, io,
@@ -6,31 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{frame::read_frame, job::beginning};
+use super::frame::read_frame;
 
-/// The first bytes of every connection: name and version of the protocol.
-const MAGIC: [u8; 8] = *b"oxtile\x00\x05";
 /// The longest frame: the longest contributions of 4096 ranks.
 const MAX_FRAME: u32 = u32::MAX;
 /// The longest contribution of a rank to one operation.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// The longest frame that a client sends.
 pub const MAX_REQUEST: u32 = MAX_PAYLOAD as u32 + 4096;
-
-/// A rank's first message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// The job's name, if it has one.
-    pub job: Option<String>,
-    /// The first port at which rank 0 may listen. Jobs that a launcher gives one name have different ones.
-    pub port: u32,
-    pub rank: u32,
-    pub world: u32,
-    /// The user that runs it, as it states itself: a port that two users share is noticed, not defended.
-    pub uid: u32,
-    /// How long it waits for the others.
-    pub timeout: Duration,
-}
 
 /// What all ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +47,7 @@ pub enum Post {
     GaveUp { scope: Option<String>, why: String },
 }
 
-/// What a rank sends after its hello.
+/// What a rank sends once it is let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     Call(Call),
@@ -74,10 +57,8 @@ pub enum Request {
 /// What rank 0 answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The first answer: this is the rank's job.
+    /// The first answer: the rank has proved that it is of this job.
     Welcome,
-    /// The first answer, where it is another job: that job in words.
-    OtherJob(String),
     /// The operation is done, with its result.
     Done(Vec<Vec<u8>>),
     /// The rank is not taken.
@@ -90,14 +71,6 @@ pub enum Answer {
     Mismatch { rank: u32, found: Operation, expected: Operation },
     /// Another rank's post.
     News { rank: u32, post: Post },
-}
-
-/// A job in words, of its name only the [`beginning`].
-pub fn job_name(job: Option<&str>, port: u32) -> String {
-    match job {
-        Some(job) => format!("job {}... of port {port}", beginning(job)),
-        None => format!("a job without a name, of port {port}"),
-    }
 }
 
 impl fmt::Display for Operation {
@@ -114,16 +87,17 @@ impl fmt::Display for Operation {
 
 /// A body being written.
 #[derive(Default)]
-struct Body(Vec<u8>);
+pub struct Body(pub Vec<u8>);
 
 impl Body {
-    fn number(mut self, number: u32) -> Self {
+    pub fn number(mut self, number: u32) -> Self {
         self.0.extend(number.to_le_bytes());
         self
     }
 
-    fn duration(self, duration: Duration) -> Self {
-        self.number(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX))
+    /// In milliseconds, rounded up: no deadline is earlier than it was asked for.
+    pub fn duration(self, duration: Duration) -> Self {
+        self.number(u32::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX))
     }
 
     fn bytes(self, bytes: &[u8]) -> Self {
@@ -140,16 +114,16 @@ impl Body {
 }
 
 /// A body being read; `None` where it ends too early.
-struct Parts<'a>(&'a [u8]);
+pub struct Parts<'a>(pub &'a [u8]);
 
 impl<'a> Parts<'a> {
-    fn number(&mut self) -> Option<u32> {
+    pub fn number(&mut self) -> Option<u32> {
         let (number, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(u32::from_le_bytes(*number))
     }
 
-    fn duration(&mut self) -> Option<Duration> {
+    pub fn duration(&mut self) -> Option<Duration> {
         self.number().map(|millis| Duration::from_millis(millis.into()))
     }
 
@@ -172,7 +146,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    fn end<T>(self, value: T) -> Option<T> {
+    pub fn end<T>(self, value: T) -> Option<T> {
         self.0.is_empty().then_some(value)
     }
 }
@@ -197,29 +171,6 @@ impl Operation {
             [4, 0] => Some(Self::Board),
             _ => None,
         }
-    }
-}
-
-impl Hello {
-    /// The job in words.
-    pub fn job_name(&self) -> String {
-        job_name(self.job.as_deref(), self.port)
-    }
-
-    pub fn to_body(&self) -> Vec<u8> {
-        let mut body = Body(MAGIC.into()).optional(self.job.as_deref());
-        for number in [self.port, self.rank, self.world, self.uid] {
-            body = body.number(number);
-        }
-        body.duration(self.timeout).0
-    }
-
-    pub fn from_body(body: &[u8]) -> Option<Self> {
-        let mut parts = Parts(body.strip_prefix(&MAGIC)?);
-        let job = parts.optional()?;
-        let [port, rank, world, uid] = [parts.number()?, parts.number()?, parts.number()?, parts.number()?];
-        let timeout = parts.duration()?;
-        parts.end(Self { job, port, rank, world, uid, timeout })
     }
 }
 
@@ -287,7 +238,6 @@ impl Answer {
             }
             Self::News { rank, post } => tag(5).number(*rank).bytes(&post.to_body()).0,
             Self::Welcome => tag(6).0,
-            Self::OtherJob(job) => tag(7).bytes(job.as_bytes()).0,
         }
     }
 
@@ -310,7 +260,6 @@ impl Answer {
             }
             5 => Self::News { rank: parts.number()?, post: Post::from_body(parts.bytes()?)? },
             6 => Self::Welcome,
-            7 => Self::OtherJob(parts.text()?),
             _ => return None,
         };
         parts.end(answer)
@@ -331,18 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_job_is_named_in_full() {
-        let shown = ["0123456789abcdef", "none", "äöü", "j"].map(|job| job_name(Some(job), 7));
-        assert_eq!(shown, ["job 012345... of port 7", "job no... of port 7", "job ä... of port 7", "job ... of port 7"]);
-        assert_eq!(job_name(None, 7), "a job without a name, of port 7");
-    }
-
-    #[test]
     fn bodies_are_read_as_written_and_nothing_else() {
-        for job in [Some("j".to_owned()), Some(String::new()), None] {
-            let hello = Hello { job, port: 5, rank: 1, world: 2, uid: 3, timeout: Duration::from_millis(4) };
-            assert_eq!(Hello::from_body(&hello.to_body()), Some(hello));
-        }
         for operation in [Operation::AllGather, Operation::Broadcast(7), Operation::Barrier, Operation::Close, Operation::Board] {
             let call = Call { operation, timeout: Duration::from_secs(1), payload: vec![1, 2] };
             assert_eq!(Request::from_body(&call.to_body()), Some(Request::Call(call)));
@@ -361,7 +299,6 @@ mod tests {
             Answer::Mismatch { rank: 2, found: Operation::Barrier, expected: Operation::Broadcast(1) },
             Answer::News { rank: 1, post: note },
             Answer::Welcome,
-            Answer::OtherJob("j".into()),
         ] {
             let body = answer.to_body();
             for cut in 0..body.len() {
@@ -370,7 +307,6 @@ mod tests {
             assert_eq!(Answer::from_body(&[&body[..], &[0]].concat()), None, "{answer:?} with a byte more");
             assert_eq!(Answer::from_body(&body), Some(answer));
         }
-        assert_eq!(Hello::from_body(b"GET / HTTP/1.1\r\n\r\n"), None);
         assert_eq!(Answer::from_body(&[3, 0, 0, 0, 255, 255, 255, 255]), None, "a count is no allocation");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use rustix::io::Errno;
+
 use super::world::Rank;
 
 /// A bootstrap that failed. Cheap to clone: the store gives it again to later calls.
@@ -56,7 +58,10 @@ pub enum BootstrapError {
         found: String,
     },
     /// Rank 0 cannot be reached.
-    #[error("{rank} could not connect to rank 0 at {address} within {} s: {error}; is MASTER_ADDR the host of rank 0?", .timeout.as_secs_f32())]
+    #[error(
+        "{rank} could not connect to rank 0 at {address} within {} s: {error}; {}",
+        .timeout.as_secs_f32(), mend_of_shortage(.error).unwrap_or(HOST)
+    )]
     Connect {
         /// This rank.
         rank: Rank,
@@ -67,25 +72,38 @@ pub enum BootstrapError {
         /// The last answer of the system.
         error: Arc<io::Error>,
     },
-    /// Rank 0 of another job listens where this rank looks for its own.
+    /// What listens where this rank looks for rank 0 cannot prove that it knows the job's name, which this rank has not told it.
     #[error(
-        "{rank} found {} at {address} and belongs to {ours}: set OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every \
-         rank of a job", foreign(.theirs)
+        "{rank} found a rank 0 at {address} that does not know the name of {ours}: it is of another job, or the two were given different names; \
+         set OXTILE_JOB_ID the same on every rank of a job, or OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every rank"
     )]
     OtherJob {
         /// This rank.
         rank: Rank,
         /// Where.
         address: String,
-        /// The job that is there: how its name begins, and the port that it was given.
-        theirs: String,
-        /// This rank's job, in the same words.
+        /// This rank's job: how its name begins, and the port that it was given.
         ours: String,
+    },
+    /// A rank 0 of another version of Oxtile listens where this rank looks for its own.
+    #[error(
+        "{rank} found a rank 0 at {address} of another version of Oxtile, whose rendezvous is version {theirs}, and this program's is {own}: start \
+         all ranks from the same build"
+    )]
+    OtherVersion {
+        /// This rank.
+        rank: Rank,
+        /// Where.
+        address: String,
+        /// The version that is there.
+        theirs: u8,
+        /// This program's.
+        own: u8,
     },
     /// Another program listens where this rank looks for rank 0.
     #[error(
-        "{rank} found no rank 0 within {} s, and at {} what does not answer as one: another program, or a rank 0 that stands still; set \
-         OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every rank",
+        "{rank} found no rank 0 within {} s, and at {} what does not answer as one: another program, a rank 0 of an older version, or \
+         one that stands still; set OXTILE_MASTER_PORT to a free port of rank 0's host, the same on every rank",
         .timeout.as_secs_f32(), .addresses.join(", ")
     )]
     Occupied {
@@ -150,12 +168,26 @@ pub enum BootstrapError {
     },
 }
 
+/// The question where nothing else is known.
+const HOST: &str = "is MASTER_ADDR the host of rank 0?";
+
 /// How to give rank 0 a port to listen at.
 fn mend_of(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "set OXTILE_MASTER_PORT to a free port of its host, the same on every rank",
+        io::ErrorKind::AddrInUse => {
+            "set OXTILE_MASTER_PORT to a free port of its host, the same on every rank; `oxtile launch` chooses a port by itself: start it again"
+        }
         io::ErrorKind::PermissionDenied => "set OXTILE_MASTER_PORT to a port from 1024 on, the same on every rank",
-        _ => "is MASTER_ADDR the host of rank 0?",
+        _ => mend_of_shortage(error).unwrap_or(HOST),
+    }
+}
+
+/// How to mend that no more files, and so no more connections, can be opened, if the error is that.
+pub(crate) fn mend_of_shortage(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some("raise the number of files that a process may open (ulimit -n)"),
+        Errno::NFILE => Some("raise the number of files that the host may open (sysctl fs.file-max)"),
+        _ => None,
     }
 }
 
@@ -198,8 +230,25 @@ mod tests {
         }
         let rank = Rank::ZERO;
         let refused = BootstrapError::Refused { rank, reason: "\u{7}".into() };
-        let other = BootstrapError::OtherJob { rank, address: "a:1".into(), theirs: "\u{7}".into(), ours: "job".into() };
-        assert!([refused, other].iter().all(|error| error.to_string().contains("\\u{7}")));
+        assert!(refused.to_string().contains("\\u{7}"), "{refused}");
+    }
+
+    #[test]
+    fn a_shortage_of_files_has_its_own_mend() {
+        let error = |number| Arc::new(io::Error::from_raw_os_error(number));
+        let connect = |number| {
+            let (rank, timeout) = (Rank::ZERO, Duration::from_secs(1));
+            BootstrapError::Connect { rank, address: "a:1".into(), timeout, error: error(number) }.to_string()
+        };
+        let listen = |number| BootstrapError::Listen { address: "a:1".into(), error: error(number) }.to_string();
+        for text in [connect(24), listen(24)] {
+            assert!(text.ends_with("(os error 24); raise the number of files that a process may open (ulimit -n)"), "{text}");
+        }
+        assert!(connect(23).ends_with("; raise the number of files that the host may open (sysctl fs.file-max)"), "{}", connect(23));
+        assert!(
+            connect(111).ends_with("; is MASTER_ADDR the host of rank 0?") && listen(99).ends_with("; is MASTER_ADDR the host of rank 0?")
+        );
+        assert!(listen(98).ends_with("`oxtile launch` chooses a port by itself: start it again"), "{}", listen(98));
     }
 
     #[test]

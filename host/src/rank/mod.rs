@@ -19,6 +19,7 @@ mod world;
 
 pub use backend_name::BackendName;
 pub use bootstrap_error::BootstrapError;
+pub(crate) use bootstrap_error::mend_of_shortage;
 pub use reduce::{DType, ReduceOp};
 pub use symmetric_error::{FlagName, Step, SymmetricError};
 pub use world::{Rank, WorldSize};

@@ -276,4 +276,66 @@ mod tests {
         assert!(refused("\"clock\":\"device\"", "\"clock\":\"sand\"").contains("unknown variant `sand`"));
         assert!(Recording::from_json("{\"traceEvents\":[").unwrap_err().to_string().contains("not a recording: EOF"));
     }
+
+    mod parsed {
+        use proptest::prelude::*;
+
+        use super::*;
+
+        /// A span of a stream, and how long after the span before it it begins.
+        fn span() -> impl Strategy<Value = (f64, Span)> {
+            let time = || prop_oneof![4 => 0.0..1e4f64, 1 => Just(0.0), 1 => 0.0..1e9f64, 1 => 0.0..1e-6f64];
+            let words = (".{0,9}", prop::option::of(".{0,9}"), prop::option::of(any::<u64>()), any::<bool>());
+            let place = (0u32..3, any::<u32>(), 0u64..3, prop::sample::select(&Activity::ALL[..]));
+            (time(), time(), place, words).prop_map(|(gap, duration, (rank, device, stream, activity), (name, at, bytes, is_finished))| {
+                (gap, Span { rank, device, stream, activity, name, start: 0.0, end: duration, bytes, at, is_finished })
+            })
+        }
+
+        fn recording() -> impl Strategy<Value = Recording> {
+            let clock = prop_oneof![Just(Clock::Device), Just(Clock::Steps)];
+            (clock, any::<u64>(), prop::collection::vec(span(), 0..9), any::<u64>()).prop_map(|(clock, start_ns, spans, dropped)| {
+                let mut ends = BTreeMap::new();
+                let place = |(gap, mut span): (f64, Span)| {
+                    let end: &mut f64 = ends.entry(span.lane()).or_default();
+                    (span.start, span.end) = (*end + gap, *end + gap + span.end);
+                    *end = span.end;
+                    span
+                };
+                Recording::new(clock, start_ns, spans.into_iter().map(place).collect(), dropped)
+            })
+        }
+
+        proptest! {
+            #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+
+            /// All but the times, which are rounded once.
+            #[test]
+            fn what_is_written_is_read(recording in recording()) {
+                let written = recording.to_json();
+                let mut again = Recording::from_json(&written).unwrap();
+                prop_assert_eq!(again.to_json(), written);
+                prop_assert_eq!(again.spans.len(), recording.spans.len());
+                for (span, was) in again.spans.iter_mut().zip(&recording.spans) {
+                    prop_assert!((span.start - was.start).abs() <= GRAIN && (span.end - was.end).abs() <= 2.0 * GRAIN, "{:?} was {:?}", span, was);
+                    (span.start, span.end) = (was.start, was.end);
+                }
+                prop_assert_eq!(again, recording);
+            }
+
+            /// A recording with characters that are changed is an error on one line, or is read as it is written then.
+            #[test]
+            fn what_is_changed_is_refused_or_read(recording in recording(), changes in prop::collection::vec((any::<prop::sample::Index>(), "[-0-9eE.\\[\\]{}\":,nX\u{1b}]"), 1..4)) {
+                let mut text: Vec<String> = recording.to_json().chars().map(String::from).collect();
+                for (at, by) in changes {
+                    let at = at.index(text.len());
+                    text[at] = by;
+                }
+                match Recording::from_json(&text.concat()) {
+                    Ok(read) => prop_assert_eq!(Recording::from_json(&read.to_json()).unwrap().to_json(), read.to_json()),
+                    Err(error) => prop_assert!(!error.to_string().contains('\u{1b}'), "{:?}", error.to_string()),
+                }
+            }
+        }
+    }
 }

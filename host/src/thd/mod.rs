@@ -10,10 +10,13 @@
 //! | `step_sequences` | the sequences of the attention launches of a pass |
 //! | `reorder` | rows from the order of the ranks to that of the tokens, and back; the indices of a rank's rows |
 //! | `halves` | halves of sequences, and their valid rows |
+//! | `parsed` | tests: what holds for any `cu_seqlens` |
 //! | `correct` | what a step of a ring adds to log-sum-exps, results and gradients |
 
 mod correct;
 mod halves;
+#[cfg(any(test, fuzzing))]
+pub mod parsed;
 mod partition;
 mod reorder;
 mod share;

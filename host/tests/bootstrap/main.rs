@@ -1,8 +1,15 @@
 //! Ranks find one another, exchange bytes, and name the one that is gone: as threads, and as real processes under a kill matrix.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `board`, `exchange` | notes and bytes that ranks exchange |
+//! | `faults` | the kill matrix |
+//! | `strangers`, `proof` | other programs at rank 0's port: other jobs and noise; those that pretend to be of the job |
 
 mod board;
 mod exchange;
 mod faults;
+mod proof;
 mod strangers;
 
 use std::process::ExitCode;
@@ -17,13 +24,15 @@ fn main() -> ExitCode {
         return match fault.strip_prefix("board:") {
             Some(case) => board::child(case),
             None if fault == "strangers" => strangers::child(),
+            None if fault.starts_with("proof") => proof::child(&fault),
             None => faults::child(&fault),
         };
     }
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(8));
-    let trials: Vec<Trial> = [board::trials(), exchange::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
+    let trials: Vec<Trial> =
+        [board::trials(), exchange::trials(), proof::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -18,9 +18,13 @@ use oxtile::comm::{
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
 
-use crate::{CHILD, free_port, trial};
+use crate::{
+    CHILD, free_port,
+    proof::{MAGIC, frame},
+    trial,
+};
 
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub fn trials() -> Vec<Trial> {
     vec![
@@ -43,7 +47,7 @@ pub fn trials() -> Vec<Trial> {
     ]
 }
 
-fn environment(port: u16, rank: u32, size: u32, job: &str) -> Environment {
+pub fn environment(port: u16, rank: u32, size: u32, job: &str) -> Environment {
     let world = WorldSize::new(size).expect("not zero");
     Environment {
         launcher: Launcher::Torchrun,
@@ -82,8 +86,9 @@ fn another_job() {
     assert_eq!(
         text,
         format!(
-            "rank 1 found job ou... of port {port} at {address} and belongs to job the... of port {port}: set OXTILE_MASTER_PORT to a free \
-             port of rank 0's host, the same on every rank of a job"
+            "rank 1 found a rank 0 at {address} that does not know the name of job the... of port {port}: it is of another job, or the two \
+             were given different names; set OXTILE_JOB_ID the same on every rank of a job, or OXTILE_MASTER_PORT to a free port of rank \
+             0's host, the same on every rank"
         )
     );
 }
@@ -124,20 +129,20 @@ fn patience_with_another_job() {
     let (asked, deadline) = (&asked, Duration::from_millis(1500));
     thread::scope(|scope| {
         scope.spawn(move || {
-            // As the protocol says that this is job `x`.
-            let answer = [9, 7, 1].map(u32::to_le_bytes).concat();
+            // A challenge whose proof is none.
+            let answer = frame(&[&MAGIC[..], &[7; 64]].concat());
             for mut stream in listener.incoming().flatten() {
                 // The last has nothing to ask.
                 if stream.read(&mut [0; 512]).is_ok_and(|count| count == 0) {
                     return;
                 }
                 asked.fetch_add(1, Ordering::Relaxed);
-                stream.write_all(&[&answer[..], b"x"].concat()).expect("sent");
+                stream.write_all(&answer).expect("sent");
             }
         });
         let error = Store::connect(&with_spares(port, 1, 2, "ours"), deadline).expect_err("rank 0 does not come");
         drop(TcpStream::connect(("127.0.0.1", port)).expect("it listens"));
-        assert!(matches!(&error, BootstrapError::OtherJob { theirs, .. } if theirs == "x"), "{error:?}");
+        assert!(matches!(&error, BootstrapError::OtherJob { .. }), "{error:?}");
     });
     assert!((1..=2).contains(&asked.load(Ordering::Relaxed)), "asked {asked:?} times");
 }
@@ -244,7 +249,7 @@ fn late_rank_0() {
 }
 
 /// The first of so many ports in a row at which no program listens, and that no other test is given.
-fn free_ports(count: u16) -> u16 {
+pub fn free_ports(count: u16) -> u16 {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     // Below what the system gives out to others.
@@ -254,7 +259,7 @@ fn free_ports(count: u16) -> u16 {
 }
 
 /// As under torchrun's agent.
-fn with_spares(port: u16, rank: u32, size: u32, job: &str) -> Environment {
+pub fn with_spares(port: u16, rank: u32, size: u32, job: &str) -> Environment {
     Environment { spare_ports: 3, ..environment(port, rank, size, job) }
 }
 

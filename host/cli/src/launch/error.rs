@@ -10,7 +10,7 @@ use super::{lines::Stream, rank::Ended};
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// No port, no random number, no thread.
-    #[error("cannot prepare the launch: {0}")]
+    #[error("cannot prepare the launch: {0}; raise the limits of open files and processes (ulimit -n, -u) if they are reached")]
     Prepare(io::Error),
     /// The program.
     #[error("cannot start {program:?} as rank {rank}: {error}; {}", mend_of(.error))]
