@@ -10,11 +10,13 @@
 //! | `package` | `package`: the crates as a registry gets them, and programs built from them alone |
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
 //! | `wheel` | `wheel`: the Python package |
+//! | `neighbours` | `neighbours`: the crates for cudarc and candle |
 
 mod bundle;
 mod kernel;
 mod kernels;
 mod machine;
+mod neighbours;
 mod package;
 mod processor_time;
 mod programs;
@@ -50,6 +52,8 @@ cargo xtask <command>
                         target directory; --check builds and runs programs from them alone (minutes)
   bundle                everything a GPU machine needs, in bundle/ of the target directory
   wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
+  neighbours [--gpu]    the crates for cudarc and candle, tested on the emulator; --gpu: a program for a GPU
+                        and its kernels, in neighbours/gpu of the target directory
 ";
 
 fn main() -> ExitCode {
@@ -83,6 +87,7 @@ fn run() -> Result<ExitCode> {
         "package" => package::make(&mut arguments),
         "bundle" => bundle::make(&mut arguments),
         "wheel" => wheel::run(&mut arguments),
+        "neighbours" => neighbours::run(&mut arguments),
         other => bail!("there is no command `{other}`\n\n{HELP}"),
     }
 }

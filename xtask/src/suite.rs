@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use lexopt::Parser;
 
-use crate::{cargo, kernels, machine, package, processor_time, programs, target, wheel};
+use crate::{cargo, kernels, machine, neighbours, package, processor_time, programs, target, wheel};
 
 /// How many of the slowest are printed.
 const SLOWEST: usize = 10;
@@ -256,6 +256,7 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     if whole && long.is_some() {
         // A workspace of its own, in release: minutes of compiling.
         tally.part("wheel", |tally| tally.step("the Python wheel", wheel::checked));
+        tally.part("neighbours", |tally| tally.step("the crates for cudarc and candle", neighbours::checked));
         tally.part("packages", |tally| tally.step("package --check", || package::run(&package::architectures()?, true).map(|()| true)));
     }
     let case_times = fs::read_to_string(&times).unwrap_or_default();

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use oxtile::attention::{AttentionConfig, Layout as Rows, Mask, Order, Window};
 
 use crate::check;
@@ -134,18 +134,41 @@ impl CustomOp3 for Attend {
         "oxtile::attention"
     }
 
-    fn cpu_fwd(&self, q: &CpuStorage, of_q: &Layout, k: &CpuStorage, of_k: &Layout, v: &CpuStorage, of_v: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        q: &CpuStorage,
+        of_q: &Layout,
+        k: &CpuStorage,
+        of_k: &Layout,
+        v: &CpuStorage,
+        of_v: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         use candle_core::backend::BackendStorage;
         self.forward(&Cpu::open()?, [(q, of_q), (k, of_k), (v, of_v)], q.dtype())
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, q: &CudaStorage, of_q: &Layout, k: &CudaStorage, of_k: &Layout, v: &CudaStorage, of_v: &Layout) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        of_q: &Layout,
+        k: &CudaStorage,
+        of_k: &Layout,
+        v: &CudaStorage,
+        of_v: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
         use candle_core::backend::BackendStorage;
         crate::cuda::on(q.device(), |place| self.forward(place, [(q, of_q), (k, of_k), (v, of_v)], q.dtype()))
     }
 
-    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor, grad_out: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn bwd(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        out: &Tensor,
+        grad_out: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let Some(log_sum_exp) = self.log_sum_exp.get() else { bail!("oxtile::attention: the forward pass did not run") };
         // Gradients of sums come with strides of 0.
         let grad_out = &grad_out.contiguous()?;

@@ -30,10 +30,14 @@ pub struct On {
 /// [`Error::Lend`] for a runtime of the emulator and for a context that is not the device's primary one; as [`Runtime::device`].
 pub fn device(runtime: &Runtime, context: &CudaContext) -> Result<Device> {
     if runtime.kind() != Kind::Cuda {
-        return Err(Error::Lend("the runtime is the emulator, whose kernels have no access to a GPU's memory: use Runtime::cuda()".to_owned()));
+        return Err(Error::Lend(
+            "the runtime is the emulator, whose kernels have no access to a GPU's memory: use Runtime::cuda()".to_owned(),
+        ));
     }
     if !context.is_primary() {
-        return Err(Error::Lend("the context is not its device's primary context, the one that Oxtile uses: make it by CudaContext::new".to_owned()));
+        return Err(Error::Lend(
+            "the context is not its device's primary context, the one that Oxtile uses: make it by CudaContext::new".to_owned(),
+        ));
     }
     let index = u32::try_from(context.ordinal()).map_err(|_| Error::Lend(format!("a GPU of the number {}", context.ordinal())))?;
     Ok(runtime.device(index)?)
@@ -44,7 +48,11 @@ pub fn device(runtime: &Runtime, context: &CudaContext) -> Result<Device> {
 ///
 /// # Errors
 /// What `body` returned; as [`device`]; [`Error::Cudarc`].
-pub fn on<T, E: From<Error>>(runtime: &Runtime, stream: &Arc<CudaStream>, body: impl for<'a> FnOnce(&'a On) -> Result<T, E>) -> Result<T, E> {
+pub fn on<T, E: From<Error>>(
+    runtime: &Runtime,
+    stream: &Arc<CudaStream>,
+    body: impl for<'a> FnOnce(&'a On) -> Result<T, E>,
+) -> Result<T, E> {
     let on = On::begin(runtime, stream)?;
     let joined = OnEnd { lane: &on.lane, stream };
     let result = body(&on);
@@ -79,7 +87,9 @@ impl On {
             return Ok(());
         }
         let (found, expected) = (other.context().ordinal(), self.lane.context().ordinal());
-        Err(Error::Lend(format!("the slice is of GPU {found}, the stream of GPU {expected}, or their contexts differ: use a stream of the slice's own context")))
+        Err(Error::Lend(format!(
+            "the slice is of GPU {found}, the stream of GPU {expected}, or their contexts differ: use a stream of the slice's own context"
+        )))
     }
 }
 
@@ -91,7 +101,9 @@ struct OnEnd<'a> {
 
 impl OnEnd<'_> {
     fn join(&self) -> Result<()> {
-        if self.lane != self.stream { self.stream.join(self.lane)? }
+        if self.lane != self.stream {
+            self.stream.join(self.lane)?
+        }
         Ok(())
     }
 

@@ -55,7 +55,8 @@ pub fn compare(ours: (&Tensor, &[Var; 3]), own: (&Tensor, &[Var; 3]), dtype: DTy
 fn check(case: &Case) -> Result<()> {
     let Case { sizes: [batches, queries, keys, heads, key_heads, size, value_size], dtype, options } = *case;
     for device in devices()? {
-        let shapes: [&[usize]; 3] = [&[batches, queries, heads, size], &[batches, keys, key_heads, size], &[batches, keys, key_heads, value_size]];
+        let shapes: [&[usize]; 3] =
+            [&[batches, queries, heads, size], &[batches, keys, key_heads, size], &[batches, keys, key_heads, value_size]];
         let (ours, own) = leaves(shapes, dtype, &device)?;
         let out = attention(&ours[0], &ours[1], &ours[2], &options)?;
         let diagonal = keys as i64 - queries as i64;
