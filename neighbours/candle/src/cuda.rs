@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaDevice, CudaStorage, Error, Layout, Result, Storage, bail};
-use cudarc::driver::{CudaSlice, CudaView};
+use cudarc::driver::CudaSlice;
 use oxtile::{Buffer, Runtime, Stream};
 use oxtile_cudarc::{Loan, On};
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use oxtile::runtime::Kind;
 use oxtile::{Device, Runtime, Stream};
 
@@ -100,26 +100,20 @@ struct OnEnd<'a> {
 }
 
 impl OnEnd<'_> {
-    fn join(&self) -> Result<()> {
-        if self.lane != self.stream {
-            self.stream.join(self.lane)?
-        }
-        Ok(())
+    fn join(&self) -> Result<(), DriverError> {
+        if self.lane == self.stream { Ok(()) } else { self.stream.join(self.lane) }
     }
 
     fn end(self) -> Result<()> {
         let joined = self.join();
         std::mem::forget(self);
-        joined
+        Ok(joined?)
     }
 }
 
 impl Drop for OnEnd<'_> {
     fn drop(&mut self) {
-        self.stream.context().record_err(self.join().map_err(|error| match error {
-            Error::Cudarc(error) => error,
-            _ => unreachable!("cudarc's calls alone"),
-        }));
+        self.stream.context().record_err(self.join());
     }
 }
 
