@@ -12,12 +12,14 @@
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
 //! | `wheel` | `wheel`: the Python package |
 //! | `fuzz` | `fuzz`: the fuzz targets, for a minute |
+//! | `neighbours` | `neighbours`: the crates for cudarc and candle |
 
 mod bundle;
 mod fuzz;
 mod kernel;
 mod kernels;
 mod machine;
+mod neighbours;
 mod package;
 mod portable;
 mod processor_time;
@@ -58,6 +60,8 @@ cargo xtask <command>
   bundle                everything a GPU machine needs, in bundle/ of the target directory
   wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
   fuzz                  the fuzz targets of the parsers, for a minute together; of test --long too
+  neighbours [--gpu]    the crates for cudarc and candle, tested on the emulator; --gpu: a program for a GPU
+                        and its kernels, in neighbours/gpu of the target directory
 ";
 
 fn main() -> ExitCode {
@@ -92,6 +96,7 @@ fn run() -> Result<ExitCode> {
         "bundle" => bundle::make(&mut arguments),
         "wheel" => wheel::run(&mut arguments),
         "fuzz" => fuzz::checked().map(|held| if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
+        "neighbours" => neighbours::run(&mut arguments),
         other => bail!("there is no command `{other}`\n\n{HELP}"),
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use lexopt::Parser;
 
 use crate::{
-    cargo, fuzz, kernels, machine, package,
+    cargo, fuzz, kernels, machine, neighbours, package,
     portable::{self, Extent},
     processor_time, programs, target, wheel,
 };
@@ -263,6 +263,7 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
         // A workspace of its own, in release: minutes of compiling.
         tally.part("fuzz", |tally| tally.step("the fuzz targets", fuzz::checked));
         tally.part("wheel", |tally| tally.step("the Python wheel", wheel::checked));
+        tally.part("neighbours", |tally| tally.step("the crates for cudarc and candle", neighbours::checked));
         tally.part("packages", |tally| tally.step("package --check", || package::run(&package::architectures()?, true).map(|()| true)));
     }
     let case_times = fs::read_to_string(&times).unwrap_or_default();

@@ -70,7 +70,7 @@ fn build() -> Result<PathBuf> {
 }
 
 /// Assembles the kernels without line tables, which are most of a cubin. The machine code is the same. What is there of the same PTX stays.
-fn strip(build: &Build, to: &Path) -> Result<()> {
+pub fn strip(build: &Build, to: &Path) -> Result<()> {
     let package = to.join(build.out_dir.file_name().unwrap_or_default());
     fs::create_dir_all(&package).with_context(|| format!("cannot create {}", package.display()))?;
     let tools = CudaTools::find(&root())?;

@@ -74,7 +74,8 @@ pub enum Error {
         /// Which argument, and why.
         error: LaunchError,
     },
-    /// Memory was used on a stream that was not let in: a gather's place, without the epoch's [`Ready`](crate::symmetric::Ready). Nothing was enqueued.
+    /// Memory was used on a stream that was not let in: a gather's place, without the epoch's [`Ready`](crate::symmetric::Ready), or memory that was lent to another stream
+    /// ([`Buffer::scoped`](super::Buffer::scoped)). Nothing was enqueued.
     #[error("{what}: {why}")]
     NotReady {
         /// The call.

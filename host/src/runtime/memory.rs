@@ -31,6 +31,11 @@ pub(crate) trait Owner: Send + Sync {
         Ok(())
     }
 
+    /// Whether a graph may hold work that uses it; else why not, and how to mend it.
+    fn admits_capture(&self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
     /// A stream has work that needs it: it must not go before that.
     fn used_on(&self, stream: &Arc<StreamInner>);
 }
@@ -133,10 +138,11 @@ impl Memory {
         self.check_admitted(stream, what)
     }
 
-    /// Fails where the owner lets no work of the stream use this memory now. What is captured is not done: its replay is asked about.
+    /// Fails where the owner lets no work of the stream use this memory now. What is captured is not done: its replay is asked about, and here whether there may be one.
     pub fn check_admitted(&self, stream: &StreamInner, what: impl FnOnce() -> String) -> Result<()> {
-        let Some(owner) = self.owner.as_ref().filter(|_| stream.capture().is_none()) else { return Ok(()) };
-        owner.admits(stream).map_err(|why| Error::NotReady { what: what(), why })
+        let Some(owner) = &self.owner else { return Ok(()) };
+        let admitted = if stream.capture().is_some() { owner.admits_capture() } else { owner.admits(stream) };
+        admitted.map_err(|why| Error::NotReady { what: what(), why })
     }
 
     /// Memory of the same owner that is part of this: what comes next on it comes after what this was used for.
@@ -191,6 +197,10 @@ impl Memory {
 impl Owner for Memory {
     fn admits(&self, stream: &StreamInner) -> std::result::Result<(), String> {
         self.owner.as_ref().map_or(Ok(()), |owner| owner.admits(stream))
+    }
+
+    fn admits_capture(&self) -> std::result::Result<(), String> {
+        self.owner.as_ref().map_or(Ok(()), |owner| owner.admits_capture())
     }
 
     fn used_on(&self, stream: &Arc<StreamInner>) {

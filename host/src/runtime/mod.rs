@@ -15,6 +15,7 @@
 //! | `event`, `event_pool` | points in a stream, and their reuse |
 //! | `graph` | work captured once and replayed with one call (CUDA graphs) |
 //! | `buffer`, `element`, `pinned` | memory of devices and of the host, and its elements |
+//! | `scoped` | memory of another library, lent to one stream for a scope |
 //! | `memory` | which streams used a buffer last, and what must wait for that use |
 //! | `instances` | one range of every rank's memory as one view |
 //! | `library`, `pack` | where compiled kernels are found, in folders and inside the program |
@@ -54,6 +55,7 @@ mod pinned;
 pub(crate) mod recorder;
 #[allow(clippy::module_inception, reason = "the noun")]
 pub(crate) mod runtime;
+mod scoped;
 pub(crate) mod stream;
 pub(crate) mod trace;
 pub(crate) mod virtual_memory;
