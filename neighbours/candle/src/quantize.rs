@@ -57,7 +57,7 @@ pub struct Parts {
 /// let quantized = quantize(&weight, Quantization::Mxfp8, Direction::Rows)?;
 /// assert_eq!(quantized.codes.dims(), [256, 512]);
 /// let restored = quantized.dequantize(DType::F32)?;
-/// assert!((weight - restored)?.abs()?.max_all()?.to_scalar::<f32>()? < 0.2);
+/// assert!((weight - restored)?.abs()?.max_all()?.to_scalar::<f32>()? < 0.5);
 /// # Ok(()) }
 /// ```
 ///
