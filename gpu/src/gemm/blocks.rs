@@ -173,21 +173,24 @@ fn sum(number: u32, [first, steps]: [u32; 2], mut wait: impl FnMut() -> Full<Sca
     // The step of `product`, and the last.
     let (mut step, last) = (first, first + steps - 1);
     while last - step >= 2 {
+        let scales = Scales::of(number, &stage, step);
         let next = wait();
         let other = multiply(number, &next);
-        add::<1>(&mut sum, number, product, (stage, step));
+        add::<1>(&mut sum, product, scales, stage);
+        let scales = Scales::of(number, &next, step + 1);
         stage = wait();
         product = multiply(number, &stage);
-        add::<1>(&mut sum, number, other, (next, step + 1));
+        add::<1>(&mut sum, other, scales, next);
         step += 2;
     }
+    let scales = Scales::of(number, &stage, step);
     if step == last {
-        add::<0>(&mut sum, number, product, (stage, step));
+        add::<0>(&mut sum, product, scales, stage);
     } else {
         let next = wait();
         let other = multiply(number, &next);
-        add::<1>(&mut sum, number, product, (stage, step));
-        add::<0>(&mut sum, number, other, (next, last));
+        add::<1>(&mut sum, product, scales, stage);
+        add::<0>(&mut sum, other, Scales::of(number, &next, last), next);
     }
     sum
 }
@@ -200,15 +203,30 @@ fn multiply(number: u32, stage: &Full<ScaledStage>) -> InFlight<SIDE> {
     matrix::multiply(left, right)
 }
 
-/// Waits for a block's products, while the next `PENDING` blocks are in flight, adds them times their scales to the sum, and gives the stage back.
+/// The scales of a thread's part of a block. They are read before the warpgroup waits for the next stage, so that no multiplication is issued late for them.
+struct Scales {
+    rows: Rows,
+    square: f32,
+}
+
+impl Scales {
+    /// Those of the rows of warpgroup `number`.
+    #[inline(always)]
+    #[track_caller]
+    fn of(number: u32, stage: &Full<ScaledStage>, step: u32) -> Self {
+        let ScaledStage { a_scales, b_scales, .. } = stage.memory();
+        let rows = [0, 1].map(|half| a_scales.load(0, number * PART as u32 + register_tile::row(half)));
+        Self { rows, square: b_scales.load(0, step % QUAD as u32) }
+    }
+}
+
+/// Waits for a block's products, while the next `PENDING` blocks are in flight, gives the stage back, and adds them times their scales to the sum.
 #[inline(always)]
 #[track_caller]
-fn add<const PENDING: u32>(sum: &mut Tile, number: u32, product: InFlight<SIDE>, (stage, step): (Full<ScaledStage>, u32)) {
-    let ScaledStage { a_scales, b_scales, .. } = stage.memory();
-    let square = b_scales.load(0, step % QUAD as u32);
-    let scales: Rows = [0, 1].map(|half| square * a_scales.load(0, number * PART as u32 + register_tile::row(half)));
+fn add<const PENDING: u32>(sum: &mut Tile, product: InFlight<SIDE>, scales: Scales, stage: Full<ScaledStage>) {
     let product = product.wait_leaving::<PENDING>();
     stage.release();
+    let scales: Rows = scales.rows.map(|row| scales.square * row);
     sum.map_pairs(|half, pair, [a, b]| {
         let [x, y] = product.pair(half, pair);
         [fma(scales[half], x, a), fma(scales[half], y, b)]

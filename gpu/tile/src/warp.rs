@@ -99,6 +99,14 @@ pub fn ballot(predicate: bool) -> u32 {
     Target::ballot(ALL, predicate)
 }
 
+/// Whether this is the lane that the warp elects: one, the same at every call. The compiler then knows that one lane goes on, and that addresses are
+/// the same in all that do.
+#[inline(always)]
+#[track_caller]
+pub fn elect() -> bool {
+    Target::elect(ALL)
+}
+
 /// The maximum over the lanes, in every lane.
 #[inline(always)]
 #[track_caller]

@@ -43,7 +43,9 @@ pub enum Role<const PRODUCER: u32, const CONSUMER: u32> {
 
 /// The role of the warpgroup that fills the pipeline.
 #[must_use = "a producer that does not begin keeps its registers"]
-pub struct ProducerRole<const REGISTERS: u32>(());
+pub struct ProducerRole<const REGISTERS: u32> {
+    warp: u32,
+}
 
 /// The role of a warpgroup that drains the pipeline.
 #[must_use = "a consumer that does not begin claims no registers"]
@@ -57,7 +59,7 @@ impl<const REGISTERS: u32> ProducerRole<REGISTERS> {
     #[track_caller]
     pub fn begin(self) -> bool {
         Target::release::<REGISTERS>();
-        thread::index() == 0
+        self.warp == 0 && warp::elect()
     }
 
     /// As [`begin`](Self::begin), where the four warps have tasks of their own: gives the warp's number, the same in all lanes
@@ -66,7 +68,7 @@ impl<const REGISTERS: u32> ProducerRole<REGISTERS> {
     #[track_caller]
     pub fn begin_warps(self) -> u32 {
         Target::release::<REGISTERS>();
-        warp::shuffle(thread::warp(), 0)
+        self.warp
     }
 }
 
@@ -117,8 +119,9 @@ impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSU
     #[track_caller]
     pub fn role() -> Role<PRODUCER, CONSUMER> {
         let () = Self::FITS;
-        match index() {
-            0 => Role::Producer(ProducerRole(())),
+        let warp = warp::shuffle(thread::warp(), 0);
+        match warp / (THREADS / warp::LANES) {
+            0 => Role::Producer(ProducerRole { warp }),
             warpgroup => Role::Consumer(ConsumerRole { number: warpgroup - 1 }),
         }
     }

@@ -70,6 +70,13 @@ impl Warp for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    fn elect(mask: u32) -> bool {
+        device::vote(mask, VoteMode::Any, true);
+        crate::thread::lane() == mask.trailing_zeros()
+    }
+
+    #[inline(always)]
+    #[track_caller]
     fn max_u32(mask: u32, value: u32) -> u32 {
         device::reduce(mask, ReduceOp::Max, value)
     }
