@@ -186,7 +186,7 @@ pub trait Warp {
     fn all(mask: u32, predicate: bool) -> bool;
     /// `vote.sync.ballot.b32`
     fn ballot(mask: u32, predicate: bool) -> u32;
-    /// `elect.sync`: whether the caller is the one lane of the mask that is picked, always the same. PTX ISA 9.7.13.15; sm_90.
+    /// `elect.sync`: whether the caller is the one lane of the mask that is picked, always the same. PTX ISA 9.7.13.14; sm_90.
     fn elect(mask: u32) -> bool;
     /// `redux.sync.max.u32` (sm_80 and later)
     fn max_u32(mask: u32, value: u32) -> u32;
