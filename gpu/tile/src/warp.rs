@@ -103,7 +103,7 @@ pub fn ballot(predicate: bool) -> u32 {
 /// the same in all that do.
 #[inline(always)]
 #[track_caller]
-pub fn elect() -> bool {
+pub(crate) fn elect() -> bool {
     Target::elect(ALL)
 }
 
