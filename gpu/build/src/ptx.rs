@@ -249,10 +249,11 @@ fn with_bounds(entry: &str, meta: &Meta) -> String {
 }
 
 /// The operations counted, with the beginnings of their mnemonics.
-const COUNTED: [(&str, &[&str]); 9] = [
+const COUNTED: [(&str, &[&str]); 10] = [
     ("bar", &["bar.sync", "bar.arrive", "bar.red", "barrier."]),
     ("warp_bar", &["bar.warp."]),
     ("shfl", &["shfl."]),
+    ("elect", &["elect."]),
     ("vote", &["vote."]),
     ("redux", &["redux."]),
     ("mbarrier", &["mbarrier."]),

@@ -19,7 +19,7 @@
 //!
 //! | role | threads | registers |
 //! |---|---|---|
-//! | fills the ring | the first of warpgroup 0 | 40 |
+//! | fills the ring | one of warpgroup 0 | 40 |
 //! | multiplies, adds and stores 64 rows | warpgroups 1 and 2 | 232 |
 //!
 //! | barrier | between |

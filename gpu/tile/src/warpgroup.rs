@@ -86,7 +86,7 @@ impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {
 ///
 /// | warpgroup | role | threads that run it | registers a thread |
 /// |---|---|---|---|
-/// | 0 | producer | the first | `PRODUCER` |
+/// | 0 | producer | one, elected by the first warp | `PRODUCER` |
 /// | 1 to `CONSUMERS` | consumer | all | `CONSUMER` |
 ///
 /// A kernel starts with as many registers in each; the producer gives its own away.

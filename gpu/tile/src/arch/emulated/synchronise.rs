@@ -71,6 +71,7 @@ impl Warp for Emulated {
     #[inline(always)]
     #[track_caller]
     fn elect(mask: u32) -> bool {
+        // The lanes of the mask meet, as the instruction asks for; the vote says nothing else.
         device::vote(mask, VoteMode::Any, true);
         crate::thread::lane() == mask.trailing_zeros()
     }

@@ -41,3 +41,10 @@ unsafe extern "C" {
     #[link_name = "llvm.nvvm.setmaxnreg.inc.sync.aligned.u32"]
     pub fn registers_claim(registers: u32);
 }
+
+// A pair of results is LLVM's `{ i32, i1 }` in Rust's calling convention, and not in C's.
+unsafe extern "Rust" {
+    /// The lane that was elected, and whether it is the caller.
+    #[link_name = "llvm.nvvm.elect.sync"]
+    pub fn elect(mask: u32) -> (u32, bool);
+}

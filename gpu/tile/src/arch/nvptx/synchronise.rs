@@ -75,12 +75,8 @@ impl Warp for Nvptx {
 
     #[inline(always)]
     fn elect(mask: u32) -> bool {
-        let elected: u32;
         // SAFETY: see above.
-        unsafe {
-            asm!("{{ .reg .pred p; elect.sync _|p, {1}; selp.u32 {0}, 1, 0, p; }}", out(reg32) elected, in(reg32) mask, options(nostack, nomem));
-        }
-        elected != 0
+        unsafe { intrinsics::elect(mask).1 }
     }
 
     #[inline(always)]
