@@ -65,6 +65,27 @@ class GemmTt(Gemm):
     stored_as_transposed = (True, True)
 
 
+class GemmGrouped:
+    """Products of groups of rows by torch's kernel of CUTLASS; the sizes are those of benches/src/family/gemm_grouped.rs."""
+
+    title = "torch._grouped_mm (CUTLASS)"
+    tolerance = 4e-3
+    # Larger results are not compared.
+    compared = 1 << 27
+
+    def __init__(self, pattern, dimensions, sets):
+        groups, mean, n, k = dimensions
+        sizes = [mean // 2 + 97 * group % groups * mean // groups for group in range(groups)]
+        sizes[-1] += groups * mean - sum(sizes)
+        ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+        a = fill(pattern, 0, (groups * mean, k))
+        b = fill(pattern, 1, (groups, n, k)).transpose(1, 2)
+        self.launches = [lambda: torch._grouped_mm(a, b, offs=ends)] * sets
+
+    def outputs(self, first):
+        return {"d": first} if first.numel() <= self.compared else {}
+
+
 def of_shapes(layout):
     """A layout for the many shapes of benches/src/family/gemm_shapes.rs."""
     return type("Shape" + layout.__name__, (layout,), {"spacing": 64, "compared": 1 << 22})
@@ -76,6 +97,7 @@ PEERS = {
     "gemm_shape_tn": of_shapes(GemmTn),
     "gemm_shape_tt": of_shapes(GemmTt),
     "gemm_shape_e4m3": of_shapes(GemmE4m3),
+    "gemm_grouped_nt": GemmGrouped,
     "gemm_nt": Gemm,
     "gemm_nn": GemmNn,
     "gemm_tn": GemmTn,

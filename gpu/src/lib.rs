@@ -129,6 +129,7 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     gemm::GEMM_ANY,
     gemm::GEMM_BLOCKS,
     gemm::GEMM_GATHERED,
+    gemm::GEMM_GROUPED,
     gemm::GEMM_PORTABLE,
     interleave::INTERLEAVE_ROWS,
     interleave::INTERLEAVE_COLUMNS,

@@ -29,6 +29,7 @@ mod exchange;
 mod fp8;
 mod gemm;
 mod gemm_gathered;
+mod gemm_grouped;
 mod grouped;
 mod interleave;
 mod interleaved;
@@ -76,6 +77,7 @@ const SHIPPED: &[&[Job]] = &[
     fp8::JOBS,
     gemm::JOBS,
     gemm_gathered::JOBS,
+    gemm_grouped::JOBS,
     grouped::JOBS,
     interleave::JOBS,
     interleaved::JOBS,

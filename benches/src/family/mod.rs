@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `copy`, `fp8`, `fp8_blocks`, `gemm`, `grouped`, `interleave`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `quantized_gemm` | the family of that name |
+//! | `amax`, `copy`, `fp8`, `fp8_blocks`, `gemm`, `gemm_grouped`, `grouped`, `interleave`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `quantized_gemm` | the family of that name |
 //! | `attention`, `attention_packed` | attention, forward: dense tensors, steps of a ring; packed sequences |
 //! | `attention_backward` | attention, backward |
 //! | `attention_fp8`, `attention_portable` | attention of e4m3 tensors; on any GPU |
@@ -26,6 +26,7 @@ pub mod copy;
 pub mod fp8;
 mod fp8_blocks;
 pub mod gemm;
+mod gemm_grouped;
 pub mod gemm_shapes;
 pub mod grouped;
 pub mod interleave;
@@ -40,7 +41,7 @@ pub mod training;
 use crate::bench::{Bench, Size};
 
 /// The families in the order they run. The copies come first: their rate is the ceiling of the others.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     copy::FAMILY,
     amax::FAMILY,
     fp8::FAMILY,
@@ -50,6 +51,7 @@ pub const NAMES: [&str; 16] = [
     grouped::FAMILY,
     nvfp4::FAMILY,
     gemm::FAMILY,
+    gemm_grouped::FAMILY,
     attention::FAMILY,
     attention_backward::FAMILY,
     attention_fp8::FAMILY,
@@ -72,6 +74,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         grouped::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),
+        gemm_grouped::benches(size),
         quantized_gemm::benches(size),
         attention::benches(size),
         attention_backward::benches(size),

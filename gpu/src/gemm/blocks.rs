@@ -44,6 +44,7 @@ use oxtile_tile::warpgroup::{Role, Roles};
 
 use super::division::Division;
 use super::order::WorkOrder;
+use super::place::Alone;
 use super::stage::Stage;
 use super::tile_shape::{Tile128x128, TileShape, WARPGROUPS};
 use super::{Fusion, PART, Shape, Split, check_product};
@@ -116,7 +117,7 @@ pub fn gemm_blocks<O: StoredElement, const WIDTH: usize>(
         shared.ring.init(WarpgroupRoles::CONSUMER_WARPS);
     }
     block::sync();
-    let order = || split.order::<1>(shape.tiles::<Tile128x128>(), shape.k.div_ceil(BLOCK as u32));
+    let order = || split.order::<1>(shape, [SIDE as u32; 2], BLOCK as u32);
     match WarpgroupRoles::role() {
         Role::Producer(role) => {
             if role.begin() {
@@ -146,15 +147,16 @@ pub fn gemm_blocks<O: StoredElement, const WIDTH: usize>(
 
 /// Fills the ring, by one thread.
 #[inline(always)]
-fn produce(operands: &BlockOperands, mut order: impl WorkOrder, mut ring: Producer<ScaledStage, STAGES>) {
+fn produce(operands: &BlockOperands, mut order: impl WorkOrder<Place = Alone>, mut ring: Producer<ScaledStage, STAGES>) {
     while let Some(work) = order.next_work() {
         let [row, column] = work.tile;
         for step in work.first..work.first + work.steps {
             let (stage, full) = ring.acquire(ScaledStage::BYTES);
             operands.a_scales.load(stage.a_scales, [step, row * SIDE as u32], full);
             operands.b_scales.load(stage.b_scales, [column, step - step % QUAD as u32], full);
-            stage.codes.load::<1, false, false>(
+            stage.codes.load::<1, 2, false, false>(
                 (&operands.a, &operands.b),
+                work.place,
                 [row * SIDE as u32, column * SIDE as u32, step * BLOCK as u32],
                 0,
                 full,
@@ -234,7 +236,7 @@ fn add<const PENDING: u32>(sum: &mut Tile, product: InFlight<SIDE>, scales: Scal
 }
 
 fn grid<O: StoredElement, const WIDTH: usize>(args: &GemmBlocksArgs<'_, O, WIDTH>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let [rows, columns] = check_product::<e4m3, e4m3, BLOCK, O, WIDTH, Tile128x128>(args.shape, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<e4m3, e4m3, BLOCK, O, WIDTH, Tile128x128>(args.shape, 1, &args.old, &args.fusion)?;
     let steps = args.shape.k.div_ceil(BLOCK as u32);
     let work = args.split.check(rows * columns, steps, [WARPGROUPS, Tile128x128::PIECE])?;
     Ok(Grid::x(work.min(device.multiprocessors.max(1).into()) as u32))

@@ -3,17 +3,18 @@
 use super::Shape;
 use super::arrival::{Arrival, Present};
 use super::order::{Order, WorkOrder};
+use super::place::Place;
 use super::split::Split;
 
-/// What the blocks of a launch compute, and when.
-pub trait Division: Copy {
+/// What the blocks of a launch compute, and when. Matrices have tensor maps of `RANK` dimensions.
+pub trait Division<const RANK: usize>: Copy {
     /// Which part of the product a cluster computes next.
-    type Order: WorkOrder;
+    type Order: WorkOrder<Place: Place<RANK>>;
     /// When the operands of a step are there.
     type Arrival: Arrival;
 
-    /// The work of the calling cluster for a matrix of so many rows and columns of tiles, which take `steps` steps each.
-    fn order<const CLUSTER: u32>(&self, tiles: [u32; 2], steps: u32) -> Self::Order;
+    /// The work of the calling cluster in a product of this shape, for tiles of a cluster of so many rows and columns, and steps of `depth` elements.
+    fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Self::Order;
 
     /// No operand was waited for yet, in steps of `depth` elements.
     fn arrival(&self, shape: Shape, depth: u32) -> Self::Arrival;
@@ -22,14 +23,14 @@ pub trait Division: Copy {
     fn split(&self) -> Split;
 }
 
-impl Division for Split {
+impl Division<2> for Split {
     type Order = Order;
     type Arrival = Present;
 
     #[inline(always)]
     #[track_caller]
-    fn order<const CLUSTER: u32>(&self, tiles: [u32; 2], steps: u32) -> Order {
-        Order::new::<CLUSTER>(tiles, steps, [self.whole, self.parts])
+    fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Order {
+        Order::new::<CLUSTER>(shape.tiles(tile), shape.k.div_ceil(depth), [self.whole, self.parts])
     }
 
     #[inline(always)]

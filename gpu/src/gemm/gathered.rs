@@ -93,14 +93,14 @@ struct InTurn<G> {
     gathering: PhantomData<G>,
 }
 
-impl<G: Gathering> Division for InTurn<G> {
+impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
 
     #[inline(always)]
     #[track_caller]
-    fn order<const CLUSTER: u32>(&self, _: [u32; 2], steps: u32) -> TileList {
-        TileList::new::<CLUSTER>(self.gathered.tiles, self.gathered.first, steps)
+    fn order<const CLUSTER: u32>(&self, shape: Shape, _: [u32; 2], depth: u32) -> TileList {
+        TileList::new::<CLUSTER>(self.gathered.tiles, self.gathered.first, shape.k.div_ceil(depth))
     }
 
     #[inline(always)]
@@ -142,7 +142,7 @@ pub fn gemm_gathered<
     gathered: Gathered,
 ) {
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division });
 }
 
 fn grid<
@@ -160,7 +160,7 @@ fn grid<
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     let (Shape { m, n, k }, gathered) = (args.shape, &args.gathered);
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
     // An entry of the list has 16 bits for each; coordinates of TMA are signed words.
     for (name, tiles, size) in [("shape.m", rows, m), ("shape.n", columns, n), ("shape.k", 0, k)] {
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;

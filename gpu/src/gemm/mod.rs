@@ -17,12 +17,14 @@
 //! | `tile_shape` | the tile of a block, and how it is computed: a compile-time policy |
 //! | `order` | which part of the product a cluster computes next |
 //! | `arrival` | when the operands of a step are there: from the beginning, or after a wait |
+//! | `place` | where the elements of matrices are: a compile-time policy |
 //! | `division` | the order, the arrival and the parts of a product: a compile-time policy |
 //! | `product` | the loops of a block |
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
 //! | `gathered` | the kernel of an operand that arrives while it runs, and what of it arrives |
+//! | `grouped`, `groups` | the kernel of groups, each of which has a product of its own; their order |
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
@@ -30,7 +32,8 @@
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
-//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs, [`GemmBlocks`] for FP8 codes with scales of blocks. [`GemmPortable`] is for all other shapes of
+//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs, [`GemmGrouped`] for groups of rows, such as those of experts,
+//! [`GemmBlocks`] for FP8 codes with scales of blocks. [`GemmPortable`] is for all other shapes of
 //! 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for 8-bit ones.
 
 mod any;
@@ -39,8 +42,11 @@ mod blocks;
 mod division;
 mod fusion;
 mod gathered;
+mod grouped;
+mod groups;
 mod order;
 mod panels;
+mod place;
 mod portable;
 mod product;
 mod split;
@@ -53,6 +59,7 @@ pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs};
+pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use split::{Split, SplitArgument};
@@ -86,10 +93,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Rows and columns of `D`, in tiles of a cluster.
+    /// Rows and columns of `D`, in tiles of so many rows and columns.
     #[inline(always)]
-    fn tiles<S: TileShape>(&self) -> [u32; 2] {
-        [self.m.div_ceil(S::CLUSTER * S::ROWS), self.n.div_ceil(S::COLUMNS)]
+    fn tiles(&self, [rows, columns]: [u32; 2]) -> [u32; 2] {
+        [self.m.div_ceil(rows), self.n.div_ceil(columns)]
     }
 }
 
@@ -122,7 +129,7 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division: split });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division: split });
 }
 
 fn grid<
@@ -138,15 +145,16 @@ fn grid<
     args: &GemmArgs<'_, A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
     let work = args.split.check(rows * columns, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
     let clusters = (device.multiprocessors / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }
 
-/// Checks what every product on `wgmma` asks for. Returns the rows and columns of clusters' tiles.
+/// Checks what every product on `wgmma` asks for, which has so many results. Returns the rows and columns of clusters' tiles of one.
 fn check_product<A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, S: TileShape>(
     shape: Shape,
+    results: u64,
     old: &DeviceViewMut<'_, O>,
     fusion: &FusionArgument<'_, O>,
 ) -> Result<[u64; 2], LaunchError> {
@@ -157,7 +165,7 @@ fn check_product<A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: Stor
         );
     }
     let [m, n] = [shape.m, shape.n].map(u64::from);
-    LaunchError::check_length("old", m * n, old.len())?;
+    LaunchError::check_length("old", results.saturating_mul(m * n), old.len())?;
     fusion.check(n)?;
     let tiles = [m.div_ceil(u64::from(S::CLUSTER * S::ROWS)), n.div_ceil(u64::from(S::COLUMNS))];
     if !tiles.contains(&0) {

@@ -3,12 +3,14 @@
 use oxtile_tile::prelude::*;
 use oxtile_tile::scheduler::PersistentTiles;
 
+use super::place::Alone;
+
 /// Rows of clusters' tiles that run together.
-const BAND: u32 = 8;
+pub(super) const BAND: u32 = 8;
 
 /// A tile of a cluster, or a part of its sum.
 #[derive(Clone, Copy)]
-pub struct Work {
+pub struct Work<P> {
     /// Row and column of the tile, both counted in clusters' tiles.
     pub tile: [u32; 2],
     /// The first step along K.
@@ -17,6 +19,8 @@ pub struct Work {
     pub steps: u32,
     /// Which part it is, if the tile is split.
     pub part: Option<Part>,
+    /// Where its matrices are.
+    pub place: P,
 }
 
 /// A part of the sum of a tile.
@@ -30,8 +34,11 @@ pub struct Part {
 
 /// Work of a cluster, one piece after another.
 pub trait WorkOrder {
+    /// Where matrices are.
+    type Place;
+
     /// What comes next.
-    fn next_work(&mut self) -> Option<Work>;
+    fn next_work(&mut self) -> Option<Work<Self::Place>>;
 }
 
 /// All work in a fixed order, handed out in turn to clusters of blocks that stay: whole tiles, then the first parts of all tiles that are
@@ -66,9 +73,11 @@ impl Order {
 }
 
 impl WorkOrder for Order {
+    type Place = Alone;
+
     #[inline(always)]
     #[track_caller]
-    fn next_work(&mut self) -> Option<Work> {
+    fn next_work(&mut self) -> Option<Work<Alone>> {
         let Self { tiles, steps, whole, split, parts, next, stride } = *self;
         if next >= whole + split * parts {
             return None;
@@ -86,6 +95,7 @@ impl WorkOrder for Order {
             first: number * each + number.min(longer),
             steps: each + u32::from(number < longer),
             part: is_part.then_some(Part { tile, number }),
+            place: Alone,
         })
     }
 }
@@ -132,13 +142,15 @@ impl TileList {
 }
 
 impl WorkOrder for TileList {
+    type Place = Alone;
+
     #[inline(always)]
     #[track_caller]
-    fn next_work(&mut self) -> Option<Work> {
+    fn next_work(&mut self) -> Option<Work<Alone>> {
         self.index()?;
         let tile = [self.entry >> 16, self.entry & 0xffff];
         self.next += block::count()[0];
         self.load();
-        Some(Work { tile, first: self.first, steps: self.steps, part: None })
+        Some(Work { tile, first: self.first, steps: self.steps, part: None, place: Alone })
     }
 }

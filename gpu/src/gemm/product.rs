@@ -9,6 +9,7 @@ use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use super::arrival::Arrival;
 use super::division::Division;
 use super::order::WorkOrder;
+use super::place::Place;
 use super::stage::Stage;
 use super::tensors::Tensors;
 use super::tile_shape::{BlockTile, Shared, TileShape, WARPGROUPS};
@@ -21,8 +22,8 @@ where
 {
     /// Fills the ring, by one thread.
     #[inline(always)]
-    pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH, W>,
+    pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
         mut order: W::Order,
         mut ring: Producer<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
         rank: u32,
@@ -30,7 +31,7 @@ where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
-        W: Division,
+        W: Division<RANK>,
     {
         let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
         while let Some(work) = order.next_work() {
@@ -40,15 +41,15 @@ where
                 let place = arrival.wait(step);
                 let (stage, full) = ring.acquire(Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::SIZE);
                 let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, place * DEPTH as u32];
-                stage.load::<CLUSTER, M_MAJOR, N_MAJOR>((&tensors.a, &tensors.b), origin, rank, full);
+                stage.load::<CLUSTER, RANK, M_MAJOR, N_MAJOR>((&tensors.a, &tensors.b), work.place, origin, rank, full);
             }
         }
     }
 
     /// Multiplies what is in the ring, by warpgroup `number`.
     #[inline(always)]
-    pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH, W>,
+    pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
         mut order: W::Order,
         shared: Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>,
         rank: u32,
@@ -57,7 +58,7 @@ where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
-        W: Division,
+        W: Division<RANK>,
     {
         let Tensors { d, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
         let mut ring = shared.ring.consumer();
@@ -88,8 +89,9 @@ where
                     continue;
                 }
             }
-            fusion.apply::<_, true>(&mut tile, factor, old, [*m, *n], origin);
-            epilogue::store(d, origin, &tile, shared.staging.tile(number), number);
+            let [first, end] = work.place.rows(*m);
+            fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
+            epilogue::store(d, work.place.d(origin), &tile, shared.staging.tile(number), number);
         }
     }
 }

@@ -10,6 +10,7 @@ use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::TensorMap;
 
 use super::PART;
+use super::place::Place;
 
 /// A part of an operand: 64 rows of 128 bytes, in either direction.
 type Part<T, const DEPTH: usize> = SharedTile<T, PART, DEPTH, Swizzle128>;
@@ -30,22 +31,23 @@ where
     /// Starts to load the block's rows of `A` from `m` on into its own stage, and its share of the columns of `B` from `n` on
     /// into that of every block of the cluster.
     #[inline(always)]
-    pub fn load<const CLUSTER: u32, const M_MAJOR: bool, const N_MAJOR: bool>(
+    pub fn load<const CLUSTER: u32, const RANK: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
-        (a, b): (&TensorMap<A, PART, DEPTH, Swizzle128>, &TensorMap<B, PART, DEPTH, Swizzle128>),
+        (a, b): (&TensorMap<A, PART, DEPTH, Swizzle128, RANK>, &TensorMap<B, PART, DEPTH, Swizzle128, RANK>),
+        place: impl Place<RANK>,
         [m, n, k]: [u32; 3],
         rank: u32,
         full: Mbarrier,
     ) {
         for part in 0..ROW_PARTS as u32 {
             let m = m + part * PART as u32;
-            a.load(self.a.tile(part), if M_MAJOR { [k, m] } else { [m, k] }, full);
+            a.load(self.a.tile(part), place.a(if M_MAJOR { [k, m] } else { [m, k] }), full);
         }
         let share = const { PANELS as u32 / CLUSTER };
         for part in 0..COLUMN_PARTS as u32 {
             for panel in rank * share..(rank + 1) * share {
                 let (target, n) = (self.b.tile(part).tile(panel), n + (part * PANELS as u32 + panel) * PART as u32);
-                let at = if N_MAJOR { [k, n] } else { [n, k] };
+                let at = place.b(if N_MAJOR { [k, n] } else { [n, k] });
                 if CLUSTER == 1 {
                     b.load(target, at, full);
                 } else {

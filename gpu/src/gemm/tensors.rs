@@ -8,10 +8,10 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use super::{Fusion, PART, Shape};
 
 /// The parameters of a kernel, and how the product is divided.
-pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, W> {
-    pub a: TensorMap<A, PART, DEPTH, Swizzle128>,
-    pub b: TensorMap<B, PART, DEPTH, Swizzle128>,
-    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> {
+    pub a: TensorMap<A, PART, DEPTH, Swizzle128, RANK>,
+    pub b: TensorMap<B, PART, DEPTH, Swizzle128, RANK>,
+    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
     pub old: GlobalMut<O>,
     pub shape: Shape,
     pub fusion: Fusion<O>,

@@ -40,13 +40,13 @@ pub trait TileShape: 'static {
     type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize>: SharedStorage;
 
     /// Multiplies: the whole work of a block.
-    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: Tensors<A, B, DEPTH, O, WIDTH, W>,
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
     ) where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
-        W: Division;
+        W: Division<RANK>;
 }
 
 /// Warpgroups of a block that multiply.
@@ -101,13 +101,13 @@ where
         Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>;
 
     #[inline(always)]
-    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: Tensors<A, B, DEPTH, O, WIDTH, W>,
+    fn multiply<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
+        tensors: Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
     ) where
         A: MatrixElement,
         B: MatrixElement,
         O: StoredElement,
-        W: Division,
+        W: Division<RANK>,
     {
         const {
             assert!(ROW_PARTS * COLUMN_PARTS == WARPGROUPS as usize && PANELS * PART == COLUMNS, "the warpgroups share the tile");
@@ -119,16 +119,18 @@ where
         }
         meet::<CLUSTER>();
         let rank = if CLUSTER == 1 { 0 } else { cluster::rank() };
-        let order = || tensors.division.order::<CLUSTER>(tensors.shape.tiles::<Self>(), tensors.shape.k.div_ceil(DEPTH as u32));
+        let order = || {
+            tensors.division.order::<CLUSTER>(tensors.shape, const { [CLUSTER * Self::ROWS, <Self as TileShape>::COLUMNS] }, DEPTH as u32)
+        };
         match WarpgroupRoles::role() {
             Role::Producer(role) => {
                 if role.begin() {
-                    Self::produce::<A, B, DEPTH, O, WIDTH, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
+                    Self::produce::<A, B, DEPTH, O, WIDTH, RANK, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
                 }
             }
             Role::Consumer(role) => {
                 let number = role.begin();
-                Self::consume::<A, B, DEPTH, O, WIDTH, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared, rank, number);
+                Self::consume::<A, B, DEPTH, O, WIDTH, RANK, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared, rank, number);
                 epilogue::finish();
             }
         }

@@ -14,9 +14,9 @@ use crate::{arch, pipeline, sync, warpgroup};
 /// warpgroup's first thread, which waits for them before the kernel ends ([`finish`]).
 #[inline(always)]
 #[track_caller]
-pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swizzle>(
-    map: &TensorMapMut<T, ROWS, WIDTH, S>,
-    [row, column]: [u32; 2],
+pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize>(
+    map: &TensorMapMut<T, ROWS, WIDTH, S, RANK>,
+    at: [u32; RANK],
     tile: &RegisterTile<COLUMNS>,
     staging: Tiles<SharedTile<T, ROWS, WIDTH, S>, 2>,
     number: u32,
@@ -40,7 +40,9 @@ pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swiz
         sync::fence_proxy_async();
         warpgroup::sync(number);
         if warpgroup::is_leader() {
-            map.store([row, column + first as u32], target);
+            let mut place = at;
+            place[RANK - 1] += first as u32;
+            map.store(place, target);
             pipeline::commit_stores();
         }
         first += WIDTH;

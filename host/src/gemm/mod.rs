@@ -14,6 +14,7 @@
 //! | `wgmma` | matrices bound to the kernels on wgmma |
 //! | `portable` | matrices bound to the kernels on `mma.sync` |
 //! | `any` | matrices bound to the kernel without tensor cores |
+//! | `grouped` | products of groups of rows, such as those of experts |
 //! | `blocks` | matrices bound to the kernel of FP8 codes with scales of blocks |
 //!
 //! ```
@@ -39,6 +40,7 @@ mod any;
 mod blocks;
 mod choice;
 mod config;
+mod grouped;
 mod plan;
 mod portable;
 mod product;
@@ -48,6 +50,7 @@ mod wgmma;
 pub(crate) use choice::wgmma_of;
 pub use choice::{GemmKernel, GemmTile};
 pub use config::{Activation, GemmConfig};
+pub use grouped::GroupedGemm;
 pub use plan::GemmPlan;
 pub use product::Gemm;
 pub(crate) use product::Matrices;

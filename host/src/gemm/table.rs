@@ -1,11 +1,12 @@
 //! The kernels of each pair of elements.
 
-use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmPortable, TileShape};
+use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmGrouped, GemmPortable, TileShape};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::choice::{BLOCKS_TILE, GemmKernel, GemmTile};
 use super::config::GemmConfig;
+use super::grouped::GroupedInstance;
 use super::plan::GemmPlan;
 use super::product::Matrices;
 use crate::choice::{Entry, Table};
@@ -27,11 +28,19 @@ pub trait GemmOperands<O: 'static>: 'static {
     /// The kernels of codes with a scale for every block.
     #[doc(hidden)]
     const BLOCKS: Table<GemmKernel, AnyInstance<Self, O>> = &[];
+
+    /// The kernels of groups.
+    #[doc(hidden)]
+    const GROUPED: Table<GemmKernel, AnyGrouped<Self, O>> = &[];
 }
 
 /// A loaded kernel for operands `T`.
 #[doc(hidden)]
 pub type AnyInstance<T, O> = Box<dyn Instance<<T as GemmOperands<O>>::A, <T as GemmOperands<O>>::B, O>>;
+
+/// A loaded kernel of groups for operands `T`.
+#[doc(hidden)]
+pub type AnyGrouped<T, O> = Box<dyn GroupedInstance<<T as GemmOperands<O>>::A, <T as GemmOperands<O>>::B, O>>;
 
 /// An element of both operands whose product is of `O`.
 pub trait GemmElement<O: 'static>: Pod + GemmOperands<O, A = Self, B = Self> {}
@@ -58,14 +67,15 @@ macro_rules! wgmma {
     };
 }
 
-/// Each row: the operands, the elements of each and of the result, the kernel of blocks if there is one, the tables.
+/// Each row: the operands, the elements of each and of the result, the kernels of blocks and of groups if there are any, the tables.
 macro_rules! operands {
-    ($($operands:ty: $a:ident $b:ident, $o:ident $([$blocks:expr])?: $($table:expr),*;)*) => { $(
+    ($($operands:ty: $a:ident $b:ident, $o:ident $([$blocks:expr])? $({$grouped:expr})?: $($table:expr),*;)*) => { $(
         impl GemmOperands<$o> for $operands {
             type A = $a;
             type B = $b;
             const KERNELS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$($table),*];
             $(const BLOCKS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$blocks];)?
+            $(const GROUPED: Table<GemmKernel, AnyGrouped<Self, $o>> = &[$grouped];)?
         }
     )* };
 }
@@ -116,6 +126,20 @@ macro_rules! blocks {
     };
 }
 
+/// Entries of the kernels of groups: elements, sizes of steps and stores, whether the sum is grouped, and for each tile its layouts of `B`.
+macro_rules! grouped {
+    ($t:ident $depth:literal, $o:ident $width:literal, $by_sum:literal: $($tile:ident $([$n_major:literal])*),*) => {
+        &[$($(Entry {
+            decision: GemmKernel::Wgmma { tile: GemmTile::$tile, m_major: $by_sum, n_major: $n_major },
+            name: <GemmGrouped<$t, $t, $depth, $o, $width, gemm::$tile, $by_sum, $by_sum, $n_major> as Kernel>::INFO.name,
+            tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
+            load: |runtime| {
+                Ok(Box::new(runtime.load::<GemmGrouped<$t, $t, $depth, $o, $width, gemm::$tile, $by_sum, $by_sum, $n_major>>()?))
+            },
+        },)*)*]
+    };
+}
+
 /// Every layout of 16-bit operands.
 macro_rules! every_layout {
     ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
@@ -124,11 +148,13 @@ macro_rules! every_layout {
 }
 
 operands! {
-    bf16: bf16 bf16, bf16: every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16);
-    bf16: bf16 bf16, f32: every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32);
+    bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x256 [false] [true], Tile128x128 [false] [true])}:
+        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16);
+    bf16: bf16 bf16, f32 {grouped!(bf16 64, f32 32, true: Tile128x256 [true])}:
+        every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32);
     f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
-    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)]:
+    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)] {grouped!(e4m3 128, bf16 64, false: Tile128x256 [false], Tile128x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
         any!(e4m3, bf16);
     e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);

@@ -95,6 +95,15 @@ pub struct SequenceRows {
     pub size: u64,
 }
 
+/// A matrix of which groups are some rows that follow each other, without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupRows {
+    /// Rows.
+    pub rows: u64,
+    /// Elements of a row.
+    pub width: u64,
+}
+
 /// How a tensor lies in memory, as a map of `RANK` dimensions addresses it.
 #[doc(hidden)]
 pub trait MapLayout<const RANK: usize>: Copy {
@@ -115,6 +124,16 @@ impl MapLayout<5> for SequenceRows {
         Strided { shape: [heads, rows, size], strides: [head, row, 1] }.check(len)?;
         // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
         Ok(Strided { shape: [UNBOUNDED, UNBOUNDED, heads, u64::from(MAP_ROWS), size], strides: [(1 << 34) - row, row, head, row, 1] })
+    }
+}
+
+/// Two dimensions more than the matrix has.
+impl MapLayout<4> for GroupRows {
+    fn dimensions(&self, len: u64) -> Result<Strided<4>> {
+        let Self { rows, width } = *self;
+        Strided::dense([rows, width]).check(len)?;
+        // The device address of a row is that of the matrix for whatever moves the edge: `Range` in `oxtile_kernels::gemm`.
+        Ok(Strided { shape: [UNBOUNDED, UNBOUNDED, u64::from(MAP_ROWS), width], strides: [(1 << 34) - width, width, width, 1] })
     }
 }
 

@@ -16,7 +16,7 @@ mod uploads;
 
 pub use heads::{Heads, HeadsMut};
 pub(crate) use map::MapLayout;
-pub use map::{SequenceRows, Strided, TensorMap, TensorMapMut};
+pub use map::{GroupRows, SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;
 pub(crate) use uploads::{UploadedArray, Uploads};

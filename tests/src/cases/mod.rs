@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
+//! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_grouped`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `gemm_blocks` | FP8 codes with a scale for every block |
 //! | `gathered_product`, `gemm_gathered_limits` | a product of which an operand arrives, for the others; flags that do not come, and what is refused |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
@@ -60,6 +60,7 @@ mod gemm;
 mod gemm_blocks;
 mod gemm_gathered;
 mod gemm_gathered_limits;
+mod gemm_grouped;
 mod gemm_portable;
 mod grouped;
 mod grouped_fp8;
@@ -113,6 +114,7 @@ pub fn all() -> Vec<Case> {
         gemm::cases(),
         gemm_blocks::cases(),
         gemm_gathered::cases(),
+        gemm_grouped::cases(),
         gemm_portable::cases(),
         quantized_gemm::cases(),
         attention::cases(),
