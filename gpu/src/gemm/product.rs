@@ -65,6 +65,20 @@ where
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
         while let Some(work) = order.next_work() {
+            let [row, column] = work.tile;
+            let origin = [
+                (row * CLUSTER + rank) * Self::ROWS + part[0] * PART as u32,
+                column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
+            ];
+            let [first, end] = work.place.rows(*m);
+            if <<W::Order as WorkOrder>::Place as Place<RANK>>::RAGGED && first + origin[0] >= end {
+                for _ in 0..work.steps {
+                    let stage = ring.wait();
+                    warp::sync();
+                    release::<_, CLUSTER>(stage);
+                }
+                continue;
+            }
             let mut stage = ring.wait();
             let (left, right) = stage.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
             let mut product = RegisterTile::zero().multiply_add(left, right);
@@ -78,18 +92,12 @@ where
             }
             let mut tile = product.wait();
             release::<_, CLUSTER>(stage);
-            let [row, column] = work.tile;
-            let origin = [
-                (row * CLUSTER + rank) * Self::ROWS + part[0] * PART as u32,
-                column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
-            ];
             if let Some(of_tile) = work.part {
                 let warpgroup = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
                 if !division.split().add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
                     continue;
                 }
             }
-            let [first, end] = work.place.rows(*m);
             fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
             epilogue::store(d, work.place.d(origin), &tile, shared.staging.tile(number), number);
         }

@@ -19,9 +19,6 @@ use crate::runtime::{Bound, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 use crate::tensor::{GroupRows, TensorMap, TensorMapMut, Uploads};
 
-/// Rows of a group from which on the large tile is faster: below it, a tile of 256 rows has too many of no group.
-const LARGE: u64 = 1024;
-
 /// A product for each group of tokens, by one launch: `D_g = alpha A_g B_g + beta D_g`, then GELU if asked for. How many tokens a group has, only the device knows:
 /// an array of so many `u32`, which may be 0.
 ///
@@ -150,17 +147,14 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
                 return Err(format!("{field} is {size}, no multiple of {}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
             }
         }
-        let rows = m.div_ceil(groups);
-        let (large, small) = (GemmTile::Tile128x256, GemmTile::Tile128x128);
         let (first, why) = match tile {
-            Some(tile) => (tile, "as asked for".to_owned()),
-            None if by_sum => (large, "by the sum".to_owned()),
-            None if rows < LARGE => (small, format!("{rows} rows a group: less than {LARGE}")),
-            None => (large, format!("{rows} rows a group: at least {LARGE}")),
+            Some(tile) => (tile, "as asked for"),
+            None if by_sum => (GemmTile::Tile128x128, "the tile for groups of the sum"),
+            None => (GemmTile::Tile128x128, "the tile for groups of rows"),
         };
         let decision = GemmKernel::Wgmma { tile: first, m_major, n_major };
         match Entry::find(T::GROUPED, &decision) {
-            Ok(Entry { name, .. }) => Ok(Choice { decision, kernel: Some(*name), why, refused: Vec::new() }),
+            Ok(Entry { name, .. }) => Ok(Choice { decision, kernel: Some(*name), why: why.to_owned(), refused: Vec::new() }),
             Err(_) => {
                 let kernels: Vec<_> = T::GROUPED.iter().copied().flatten().map(|entry| entry.name).collect();
                 Err(format!("no kernel of groups takes these elements in this layout with {first:?}: there are {kernels:?}"))

@@ -110,6 +110,13 @@ fn tiles<S: TileShape>(job: &Job) -> Vec<u32> {
     tiles
 }
 
+/// A turn, which one case has at a time, on a GPU: of those whose kernels wait, and of those that load kernels meanwhile, as the driver waits with that for
+/// kernels that run.
+pub fn turn(runtime: &Runtime) -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    (runtime.kind() == Kind::Cuda).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// Where the product is computed: a world of one rank.
 pub struct Rank {
     /// On a GPU one case at a time: streams that wait share its hardware queues with all others.
@@ -124,8 +131,7 @@ pub struct Rank {
 
 impl Rank {
     pub fn new(runtime: &Runtime, deadline: Duration) -> Result<Self> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = (runtime.kind() == Kind::Cuda).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        let turn = turn(runtime);
         let device = runtime.device(0)?;
         let rank = HostRank::threads(std::slice::from_ref(&device))?.remove(0);
         let backend = if runtime.kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };

@@ -52,7 +52,7 @@ fn multiply<O: StoredElement, const WIDTH: usize, const MAJOR: bool>(
     sizes: &[u32],
 ) -> Result<Vec<u32>, Outcome>
 where
-    GemmGrouped<bf16, bf16, 64, O, WIDTH, Tile128x256, MAJOR, MAJOR, MAJOR>: Kernel,
+    GemmGrouped<bf16, bf16, 64, O, WIDTH, Tile128x128, MAJOR, MAJOR, MAJOR>: Kernel,
 {
     let groups = sizes.len() as u64;
     let [of_b, of_d] = if MAJOR { [1, groups] } else { [groups, 1] };
@@ -63,7 +63,7 @@ where
     let (a_map, b_map, d_map) = (map(device, &a, a_width), map(device, &b, b_width), map(device, &d, n));
     // SAFETY: the maps were encoded for these matrices and boxes; the kernel reads the result as it was before it stores it.
     let args = unsafe {
-        GemmGroupedArgs::<bf16, bf16, 64, O, WIDTH, Tile128x256, MAJOR, MAJOR, MAJOR> {
+        GemmGroupedArgs::<bf16, bf16, 64, O, WIDTH, Tile128x128, MAJOR, MAJOR, MAJOR> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
@@ -74,6 +74,6 @@ where
             marker: PhantomData,
         }
     };
-    device.launch::<GemmGrouped<bf16, bf16, 64, O, WIDTH, Tile128x256, MAJOR, MAJOR, MAJOR>>(args)?;
+    device.launch::<GemmGrouped<bf16, bf16, 64, O, WIDTH, Tile128x128, MAJOR, MAJOR, MAJOR>>(args)?;
     Ok(device.download(&d))
 }
