@@ -12,6 +12,7 @@ mod values;
 mod whole_attention;
 
 use std::process::ExitCode;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -85,18 +86,61 @@ fn devices() -> std::result::Result<u32, String> {
     if count < 2 { Err("there is one GPU: two ranks need two".into()) } else { Ok(count) }
 }
 
+/// A place where ranks that are threads wait for each other on the host. What takes memory, loads kernels or waits on the host may stand until the kernels of
+/// every device are done: no rank may do so while the kernels of another wait for it.
+struct Meeting {
+    world: u32,
+    /// The ranks that have come, of all meetings together.
+    come: Mutex<u32>,
+    all: Condvar,
+}
+
+impl Meeting {
+    fn new(world: WorldSize) -> Arc<Self> {
+        Arc::new(Self { world: world.get(), come: Mutex::default(), all: Condvar::new() })
+    }
+
+    /// Waits until all ranks have come as often as this one.
+    fn wait(&self) {
+        let mut come = self.come.lock().unwrap_or_else(PoisonError::into_inner);
+        *come += 1;
+        self.all.notify_all();
+        let needed = come.next_multiple_of(self.world);
+        let (come, late) = self.all.wait_timeout_while(come, PATIENT, |come| *come < needed).unwrap_or_else(PoisonError::into_inner);
+        assert!(!late.timed_out(), "{} of {needed} ranks came to a meeting within {PATIENT:?}", *come);
+    }
+}
+
+/// What a rank begins with.
+#[derive(Clone)]
+struct Seat {
+    id: oxtile::comm::UniqueId,
+    rank: Rank,
+    world: WorldSize,
+    meeting: Arc<Meeting>,
+}
+
 /// One rank of a world and its stream.
 struct Member {
     comm: NcclCommunicator,
     stream: Stream,
+    meeting: Arc<Meeting>,
 }
 
 impl Member {
-    fn join(id: oxtile::comm::UniqueId, rank: Rank, world: WorldSize, deadline: Duration) -> Result<Self> {
+    fn join(seat: &Seat, deadline: Duration) -> Result<Self> {
         // A runtime each, as `NcclCommunicator` asks for.
-        let device = Runtime::cuda()?.device(rank.index())?;
+        let device = Runtime::cuda()?.device(seat.rank.index())?;
         let options = NcclOptions { deadline, ..NcclOptions::default() };
-        Ok(Self { comm: NcclCommunicator::join(&device, id, rank, world, &options)?, stream: device.stream()? })
+        let comm = NcclCommunicator::join(&device, seat.id, seat.rank, seat.world, &options)?;
+        Ok(Self { comm, stream: device.stream()?, meeting: Arc::clone(&seat.meeting) })
+    }
+
+    /// Waits for what this rank has enqueued, then for the other ranks.
+    fn settle(&self) -> Result<()> {
+        self.comm.synchronize(&self.stream)?;
+        self.meeting.wait();
+        Ok(())
     }
 
     fn rank(&self) -> u32 {
@@ -120,21 +164,20 @@ impl Member {
 
 /// Runs a rank on a thread each; the first error of any is the result.
 fn run(world: u32, deadline: Duration, test: Test) -> std::result::Result<(), Failed> {
-    let results = ranks(world, |id, rank, world| Member::join(id, rank, world, deadline).and_then(|member| test(&member)));
+    let results = ranks(world, |seat| Member::join(seat, deadline).and_then(|member| test(&member)));
     results?.into_iter().collect::<Result<Vec<()>>>().map(|_| ()).map_err(|error| error.to_string().into())
 }
 
-fn ranks<R: Send>(world: u32, body: impl Fn(oxtile::comm::UniqueId, Rank, WorldSize) -> R + Sync) -> std::result::Result<Vec<R>, String> {
+fn ranks<R: Send>(world: u32, body: impl Fn(&Seat) -> R + Sync) -> std::result::Result<Vec<R>, String> {
     let world = WorldSize::new(world).expect("at least one rank");
     let id = NcclCommunicator::unique_id().map_err(|error| error.to_string())?;
+    let meeting = Meeting::new(world);
     std::thread::scope(|scope| {
         let threads: Vec<_> = world
             .ranks()
             .map(|rank| {
-                scope.spawn({
-                    let body = &body;
-                    move || body(id, rank, world)
-                })
+                let (seat, body) = (Seat { id, rank, world, meeting: Arc::clone(&meeting) }, &body);
+                scope.spawn(move || body(&seat))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked".to_owned())).collect()
@@ -212,10 +255,17 @@ fn attention(member: &Member, by: Schedule) -> Result<()> {
     for config in [causal, windowed] {
         let case = Case::new(member.world(), config).by(by);
         let (whole, stream, rank) = (case.whole(), &member.stream, Communicator::rank(&member.comm));
+        member.settle()?;
         let operation = ContextParallel::<bf16>::new(stream, Transport::collective(&member.comm), case.config)?;
+        member.settle()?;
         let mut tensors = Tensors::new(&case, &whole, rank, stream)?;
-        tensors.forward(&case, &operation, stream)?.run(stream)?;
-        tensors.backward(&case, &operation, stream)?.run(stream)?;
+        for is_backward in [false, true] {
+            let mut pass =
+                if is_backward { tensors.backward(&case, &operation, stream)? } else { tensors.forward(&case, &operation, stream)? };
+            member.settle()?;
+            pass.run(stream)?;
+            member.settle()?;
+        }
         case.compare(rank, &tensors.results(stream)?, &whole.solve());
         // Captured, and replayed with other inputs.
         let streams: Vec<_> = std::iter::once(stream).chain(operation.streams()).collect();
@@ -228,7 +278,9 @@ fn attention(member: &Member, by: Schedule) -> Result<()> {
         for seed in 2..5 {
             let whole = Case { seed, ..case.clone() }.whole();
             tensors.renew(&case, &whole, rank, stream)?;
+            member.settle()?;
             graphs.iter_mut().try_for_each(|graph| graph.replay(stream))?;
+            member.settle()?;
             case.compare(rank, &tensors.results(stream)?, &whole.solve());
         }
     }
@@ -294,9 +346,9 @@ fn an_aborted_rank_returns_its_reason(member: &Member) -> Result<()> {
 }
 
 fn a_rank_that_never_joins() -> std::result::Result<(), String> {
-    let results = ranks(2, |id, rank, world| {
+    let results = ranks(2, |seat| {
         let start = Instant::now();
-        let joined = (rank == Rank::ZERO).then(|| Member::join(id, rank, world, SHORT).map(|_| ()));
+        let joined = (seat.rank == Rank::ZERO).then(|| Member::join(seat, SHORT).map(|_| ()));
         (joined, start.elapsed())
     })?;
     let (joined, elapsed) = &results[0];
@@ -310,11 +362,12 @@ fn a_rank_that_never_joins() -> std::result::Result<(), String> {
 /// hang in it.
 fn calls_that_differ() -> std::result::Result<(), String> {
     let stores = threads(WorldSize::new(2).expect("two"), PATIENT).map_err(|error| error.to_string())?;
+    let meeting = Meeting::new(WorldSize::new(2).expect("two"));
     let rank = |store: Store| -> Result<String> {
         let (rank, options) = (store.rank().index(), NcclOptions { deadline: PATIENT, compare_calls: true });
         let device = Runtime::cuda()?.device(rank)?;
         let comm = NcclCommunicator::from_store(store, &device, &options)?;
-        let member = Member { stream: device.stream()?, comm };
+        let member = Member { stream: device.stream()?, comm, meeting: Arc::clone(&meeting) };
         let mut sum = Buffer::from_slice(&member.stream, &[rank + 1])?;
         member.comm.all_reduce(&member.stream, &mut sum, ReduceOp::Sum)?;
         member.check(&sum, &[3])?;
@@ -343,10 +396,10 @@ fn calls_that_differ() -> std::result::Result<(), String> {
 /// new world.
 fn a_rank_that_stays_away() -> std::result::Result<(), String> {
     let again = NcclCommunicator::unique_id().map_err(|error| error.to_string())?;
-    let results = ranks(2, |id, rank, world| -> Result<()> {
-        let member = Member::join(id, rank, world, SHORT)?;
+    let results = ranks(2, |seat| -> Result<()> {
+        let member = Member::join(seat, SHORT)?;
         let mut sum = Buffer::from_slice(&member.stream, &[1_u32; 100])?;
-        if rank == Rank::ZERO {
+        if seat.rank == Rank::ZERO {
             let start = Instant::now();
             let reduce = member.comm.all_reduce(&member.stream, &mut sum, ReduceOp::Sum);
             let error = reduce.and_then(|()| member.comm.synchronize(&member.stream)).expect_err("no rank answers");
@@ -354,7 +407,7 @@ fn a_rank_that_stays_away() -> std::result::Result<(), String> {
             assert!(start.elapsed() < SHORT + SLACK, "{:?}", start.elapsed());
             assert_eq!(member.comm.barrier(&member.stream).unwrap_err().to_string(), error.to_string());
         }
-        let member = Member::join(again, rank, world, PATIENT)?;
+        let member = Member::join(&Seat { id: again, ..seat.clone() }, PATIENT)?;
         member.comm.all_reduce(&member.stream, &mut Buffer::from_slice(&member.stream, &[1_u32])?, ReduceOp::Sum)?;
         member.comm.synchronize(&member.stream)
     })?;
