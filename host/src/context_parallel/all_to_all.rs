@@ -5,14 +5,14 @@
 use oxtile_kernels::fill::{FillRows, FillRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
+use super::carrier::{Carrier, Given, Reach, Taken};
 use super::config::{ContextParallelConfig, refuse};
 use super::core::{Core, check_captures};
 use super::element::{ContextElement, Sum};
 use super::forward::{check_max_logit, check_sink};
 use super::head_group::{Group, groups_of};
 use super::lane::{Lane, Order as TokenOrder, Trade};
-use super::memory::{Scratch, copy, note};
-use super::messages::Messages;
+use super::memory::{Place, Scratch, copy, note};
 use super::plan::Direction;
 use crate::attention::{
     Attention, AttentionBackward, AttentionConfig, BackwardInputs, GradientTarget, Gradients, Inputs, Order, Outputs, Sequences, Sink,
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 /// Attention by traded heads.
 pub(super) struct AllToAll<'t, T: ContextElement> {
     trade: Trade,
-    messages: &'t dyn Messages,
+    carrier: Carrier<'t>,
     /// The user's, with the rows of this rank.
     given: AttentionConfig,
     inner: Inner<'t, T>,
@@ -38,14 +38,20 @@ pub(super) struct AllToAll<'t, T: ContextElement> {
     /// Carries heads.
     pub comm: Stream,
     /// Numbers of this rank's heads, and of all.
-    max_logit: [Scratch<f32>; 2],
-    grad_sink: [Scratch<f32>; 2],
+    max_logit: OfAll,
+    grad_sink: OfAll,
     /// Packed sequences, of queries and of keys: their ends, and where their tokens lie.
     sequences: Option<[(Scratch<u32>, TokenOrder); 2]>,
     /// What fills the log-sum-exp of rows in no sequence, and with what.
     fill: Loaded<FillRows>,
     nothing: Scratch<f32>,
     turn: Mutex<()>,
+}
+
+/// A number for each of this rank's heads, and for all heads.
+struct OfAll {
+    own: Scratch<f32>,
+    all: Place<f32>,
 }
 
 /// What attends to the traded heads.
@@ -81,7 +87,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         config: &ContextParallelConfig,
         share: Share,
         teams: u64,
-        messages: &'t dyn Messages,
+        reach: Reach<'t>,
         inner: Option<Core<'t, T>>,
     ) -> Result<Self> {
         let all = Self::traded(config, share)?.attention;
@@ -102,15 +108,20 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 Inner::Alone(Attention::new(&runtime, traded)?, backward)
             }
         };
-        let numbers = |name, count| Scratch::<f32>::new(stream, name, count);
-        let both = |name| -> Result<[Scratch<f32>; 2]> { Ok([numbers(name, all.heads)?, numbers(name, whole.heads)?]) };
+        let arena = reach.arena();
+        let both = |name| -> Result<OfAll> {
+            Ok(OfAll { own: Scratch::new(stream, name, all.heads)?, all: Place::new(stream, arena, name, whole.heads)? })
+        };
         let array = |name| Scratch::<u32>::new(stream, name, whole.batches + 1);
         let sequences = || -> Result<(Scratch<u32>, TokenOrder)> {
             let reorder = Reorder::new(&runtime, share.world, share.partition)?;
             Ok((array("ends of sequences")?, TokenOrder { reorder, offsets: array("offsets of sequences")? }))
         };
+        let group = |number| Group::new(stream, (trade, arena), &all, [number, count], sharing);
+        let groups = (0..count).map(group).collect::<Result<Vec<_>>>()?;
         Ok(Self {
-            groups: (0..count).map(|number| Group::new(stream, trade, &all, [number, count], sharing)).collect::<Result<_>>()?,
+            carrier: reach.carrier(groups.len())?,
+            groups,
             sum: T::load_rounded_sum(&runtime)?,
             comm: stream.device().urgent_stream()?,
             max_logit: both("largest scores")?,
@@ -120,7 +131,6 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             nothing: Scratch::of(Buffer::from_slice(stream, &[f32::NEG_INFINITY])?),
             turn: Mutex::default(),
             trade,
-            messages,
             given,
             inner,
         })
@@ -146,7 +156,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     pub fn bytes(&self) -> u64 {
         let Self { max_logit, grad_sink, sequences, .. } = self;
         let lanes = self.groups.iter().map(Group::bytes).sum::<u64>();
-        let numbers = max_logit.iter().chain(grad_sink).map(Scratch::bytes).sum::<u64>();
+        let numbers = [max_logit, grad_sink].map(|OfAll { own, all }| own.bytes() + all.bytes()).iter().sum::<u64>();
         let arrays = sequences.iter().flatten().map(|(ends, order)| ends.bytes() + order.offsets.bytes()).sum::<u64>();
         let inner = match &self.inner {
             Inner::Ring(core) => core.bytes(),
@@ -159,7 +169,10 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
         let _turn = lock(&self.turn);
         self.groups.iter().try_for_each(|group| group.spoil(stream))?;
-        self.max_logit.iter().chain(&self.grad_sink).try_for_each(|memory| memory.spoil(stream))?;
+        for OfAll { own, all } in [&self.max_logit, &self.grad_sink] {
+            own.spoil(stream)?;
+            all.spoil(stream)?;
+        }
         match &self.inner {
             Inner::Ring(core) => core.spoil(stream),
             Inner::Alone(..) => Ok(()),
@@ -220,7 +233,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         self.check(sink, log_sum_exp.len())?;
         check_max_logit(&self.given, max_logit.as_ref())?;
         let bind = |group: &'a Group<T>| {
-            let max_logit = self.given.max_logit.then(|| self.max_logit[0].lend_part(group.range()));
+            let max_logit = self.given.max_logit.then(|| self.max_logit.own.lend_part(group.range()));
             let outputs = Outputs { max_logit, ..Outputs::new(group.out.heads_mut()?, group.log_sum_exp.natural.lend()) };
             match &self.inner {
                 Inner::Alone(attention, _) => attention.bind(stream, self.inputs(group, sink)?, outputs),
@@ -231,25 +244,22 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         Ok(Bound::new(move |stream| {
             let _turn = lock(&self.turn);
             self.begin(stream)?;
-            let give = |group: &Group<T>| self.give(group.forward().into_iter().zip(&tensors));
-            let take = |group: &Group<T>| {
-                group.out.cut(&self.comm, self.order_of(0))?;
-                group.log_sum_exp.cut_numbers(&self.comm, self.order_of(0))?;
-                self.trade.exchange(&self.comm, self.messages, [&group.out].into_iter())?;
-                self.trade.exchange(&self.comm, self.messages, [&group.log_sum_exp].into_iter())
-            };
+            let give = |at: usize| self.give(at, self.groups[at].forward().as_slice(), &tensors, None);
             let attend = |at: usize| {
                 self.clear(stream, [&self.groups[at].out])?;
                 self.clear_numbers(stream, &self.groups[at])?;
                 attention[at].run(stream)
             };
+            let take = |at: usize| {
+                let (comm, group, order) = (&self.comm, &self.groups[at], self.order_of(0));
+                let taken = Taken { lanes: vec![(&group.out, order)], numbers: Some((&group.log_sum_exp, order)) };
+                self.carrier.take(comm, self.trade, at, &taken)?;
+                group.out.unpack(comm, layout, out.reborrow())?;
+                group.log_sum_exp.unpack_numbers(comm, log_sum_exp.reborrow())
+            };
             self.in_turn(stream, give, attend, take)?;
-            for group in &self.groups {
-                group.out.unpack(stream, layout, out.reborrow())?;
-                group.log_sum_exp.unpack_numbers(stream, log_sum_exp.reborrow())?;
-            }
             if let Some(max_logit) = &mut max_logit {
-                self.of_all_heads(stream, &self.max_logit, Some(max_logit.reborrow()))?;
+                self.of_all_heads(&self.max_logit, Some(max_logit.reborrow()))?;
             }
             stream.wait(&self.comm.mark()?)
         }))
@@ -259,32 +269,38 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     fn in_turn(
         &self,
         stream: &Stream,
-        give: impl Fn(&Group<T>) -> Result<()>,
+        give: impl Fn(usize) -> Result<()>,
         mut attend: impl FnMut(usize) -> Result<()>,
-        take: impl Fn(&Group<T>) -> Result<()>,
+        mut take: impl FnMut(usize) -> Result<()>,
     ) -> Result<()> {
-        self.groups.first().map_or(Ok(()), |group| give(group).and_then(|()| note(stream, &group.accesses())))?;
-        for (at, group) in self.groups.iter().enumerate() {
+        let count = self.groups.len();
+        if count > 0 {
+            give(0)?;
+            note(stream, &self.groups[0].accesses())?;
+        }
+        for at in 0..count {
             let next = self.groups.get(at + 1);
-            next.map_or(Ok(()), &give)?;
+            next.map_or(Ok(()), |_| give(at + 1))?;
             attend(at)?;
             // Before the results are on their way, for which the next group does not wait.
             next.map_or(Ok(()), |next| note(stream, &next.accesses()))?;
-            take(group)?;
+            take(at)?;
         }
         Ok(())
     }
 
-    /// Trades the heads of some tensors, all at once.
-    fn give<'g>(&self, tensors: impl Iterator<Item = (&'g Lane<T>, &'g Heads<'g, T>)>) -> Result<()>
-    where
-        T: 'g,
-    {
-        let (comm, tensors): (_, Vec<_>) = (&self.comm, tensors.collect());
-        tensors.iter().try_for_each(|(lane, tensor)| lane.pack(comm, tensor))?;
-        self.trade.exchange(comm, self.messages, tensors.iter().map(|(lane, _)| *lane))?;
-        // Queries, keys, values, and what lies as queries.
-        tensors.iter().zip([0, 1, 1, 0, 0]).try_for_each(|((lane, _), side)| lane.order(comm, self.order_of(side)))
+    /// Gives heads of some tensors: of queries, keys, values, and what lies as queries.
+    fn give(
+        &self,
+        at: usize,
+        lanes: &[&Lane<T>],
+        tensors: &[Heads<'_, T>],
+        numbers: Option<(&Lane<f32>, DeviceView<'_, f32>)>,
+    ) -> Result<()> {
+        let sides = [0, 1, 1, 0, 0];
+        let tensors = lanes.iter().zip(tensors).zip(sides).map(|((lane, tensor), side)| (*lane, tensor, self.order_of(side))).collect();
+        let numbers = numbers.map(|(lane, numbers)| (lane, numbers, self.order_of(0)));
+        self.carrier.give(&self.comm, self.trade, at, &Given { tensors, numbers })
     }
 
     /// Clears what attention writes of packed tensors: rows in no sequence are zeros.
@@ -310,9 +326,9 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     }
 
     /// Gives numbers of each rank's heads to all.
-    fn of_all_heads(&self, stream: &Stream, [own, all]: &[Scratch<f32>; 2], target: Option<DeviceViewMut<'_, f32>>) -> Result<()> {
-        self.messages.gather_numbers(stream, own.view(), all.lend())?;
-        target.map_or(Ok(()), |target| copy(stream, all.view(), target))
+    fn of_all_heads(&self, OfAll { own, all }: &OfAll, target: Option<DeviceViewMut<'_, f32>>) -> Result<()> {
+        self.carrier.gather_numbers(&self.comm, self.trade, self.groups.len(), own, all)?;
+        target.map_or(Ok(()), |target| copy(&self.comm, all.view(), target))
     }
 
     /// As [`Core::bind_backward`].
@@ -345,7 +361,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             let inputs = BackwardInputs { forward, out, log_sum_exp: group.log_sum_exp.natural.view(), grad_out };
             let [grad_q, grad_k, grad_v] = &group.grads;
             let gradients = Gradients::new(grad_q.heads_mut()?, grad_k.heads_mut()?, grad_v.heads_mut()?);
-            let gradients = Gradients { sink: has_sink.then(|| self.grad_sink[0].lend_part(group.range())), ..gradients };
+            let gradients = Gradients { sink: has_sink.then(|| self.grad_sink.own.lend_part(group.range())), ..gradients };
             match &self.inner {
                 Inner::Alone(_, attention) => attention.bind(stream, inputs, gradients),
                 Inner::Ring(core) => core.bind_backward(stream, inputs, gradients),
@@ -355,29 +371,27 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         Ok(Bound::new(move |stream| {
             let _turn = lock(&self.turn);
             self.begin(stream)?;
-            let give = |group: &Group<T>| {
-                self.give(group.backward().into_iter().zip(&tensors))?;
-                group.log_sum_exp.pack_numbers(&self.comm, log_sum_exp)?;
-                self.trade.exchange(&self.comm, self.messages, [&group.log_sum_exp].into_iter())?;
-                group.log_sum_exp.order_numbers(&self.comm, self.order_of(0))
-            };
-            let take = |group: &Group<T>| {
-                group.grads.iter().zip([0, 1, 1]).try_for_each(|(lane, side)| lane.cut(&self.comm, self.order_of(side)))?;
-                self.trade.exchange(&self.comm, self.messages, group.grads.iter())
+            let give = |at: usize| {
+                let group = &self.groups[at];
+                self.give(at, group.backward().as_slice(), &tensors, Some((&group.log_sum_exp, log_sum_exp)))
             };
             let attend = |at: usize| {
                 self.clear(stream, &self.groups[at].grads)?;
                 attention[at].run(stream)
             };
-            self.in_turn(stream, give, attend, take)?;
-            for group in &self.groups {
-                for (lane, (layout, target)) in group.grads.iter().zip(&mut targets) {
-                    lane.sum(stream, &self.sum)?;
-                    lane.unpack(stream, *layout, target.reborrow())?;
+            let take = |at: usize| {
+                let (comm, grads) = (&self.comm, &self.groups[at].grads);
+                let lanes = grads.iter().zip([0, 1, 1]).map(|(lane, side)| (lane, self.order_of(side))).collect();
+                self.carrier.take(comm, self.trade, at, &Taken { lanes, numbers: None })?;
+                for (lane, (layout, target)) in grads.iter().zip(&mut targets) {
+                    lane.sum(comm, &self.sum)?;
+                    lane.unpack(comm, *layout, target.reborrow())?;
                 }
-            }
+                Ok(())
+            };
+            self.in_turn(stream, give, attend, take)?;
             if has_sink {
-                self.of_all_heads(stream, &self.grad_sink, grad_sink.as_mut().map(DeviceViewMut::reborrow))?;
+                self.of_all_heads(&self.grad_sink, grad_sink.as_mut().map(DeviceViewMut::reborrow))?;
             }
             stream.wait(&self.comm.mark()?)
         }))

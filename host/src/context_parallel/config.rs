@@ -34,7 +34,8 @@ pub enum Schedule {
     Pull,
     /// All keys come first, then one launch attends to them: the bits of one device.
     Gather,
-    /// Ranks trade tokens for heads: each attends with some heads to the whole sequence (Ulysses). Every option of attention on one device, and its bits.
+    /// Ranks trade tokens for heads: each attends with some heads to the whole sequence (Ulysses). Every option of attention on one device, and its bits. By symmetric
+    /// memory, where heads are put straight to their places, or else by messages.
     AllToAll,
     /// [`AllToAll`](Self::AllToAll) among `inner` neighbours, such as those of a host, and a [`Ring`](Self::Ring) between those groups.
     Hierarchical {
@@ -63,8 +64,8 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// Room to align two buffers of an arena.
-const ALIGNED: u64 = 4096;
+/// Room to align the buffers of an operation in an arena: at most 14 of each of four groups of heads, each at a multiple of 256 bytes.
+const ALIGNED: u64 = 16 << 10;
 
 /// An error that names a field of the configuration and how to mend it.
 pub(super) fn refuse<T>(why: String) -> Result<T> {
@@ -83,13 +84,23 @@ impl ContextParallelConfig {
         Self { forward: schedule, backward: schedule, ..self }
     }
 
-    /// Bytes that [`Pull`](Schedule::Pull) takes from each rank's arena, for elements of so many bytes: keys and values of a rank, gradients of them in `f32` from every
-    /// rank, and room to align both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes).
+    /// Bytes that the schedules which reach the memory of other ranks take from each rank's arena, for elements of so many bytes: [`Pull`](Schedule::Pull) has keys and values of
+    /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes. With [`Auto`](Schedule::Auto) there is room for
+    /// both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes).
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
-        let AttentionConfig { layout, batches, keys, key_heads, head_size, .. } = self.attention;
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
         let (ranks, batches) = (u64::from(world.get()), if layout == Layout::Packed { 1 } else { batches });
-        let elements = batches * keys / ranks * key_heads * (head_size + self.attention.value_size());
-        elements * (element_bytes + 4 * ranks) + ALIGNED
+        let (value, rows, key_rows) = (self.attention.value_size(), batches * queries / ranks, batches * keys / ranks);
+        let of_keys = |key_heads| key_rows * key_heads * (head_size + value);
+        let asked = |schedule| [self.forward, self.backward].iter().any(|of| [schedule, Schedule::Auto].contains(of));
+        let pulled = of_keys(key_heads) * (element_bytes + 4 * ranks);
+        // Queries, keys and values, and their gradients; the result on its way there and back, its gradient, and two numbers for each row.
+        let elements = 2 * (rows * heads * head_size + of_keys(key_heads.max(ranks))) + 3 * rows * heads * value;
+        let traded = elements * element_bytes + 2 * 4 * heads * (rows + 1);
+        [(Schedule::Pull, pulled), (Schedule::AllToAll, traded)]
+            .map(|(schedule, bytes)| if asked(schedule) { bytes + ALIGNED } else { 0 })
+            .iter()
+            .sum()
     }
 
     /// What all schedules ask for.

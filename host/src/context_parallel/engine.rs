@@ -3,6 +3,7 @@
 use oxtile_tile::launch::DeviceView;
 
 use super::all_to_all::{AllToAll, Inner};
+use super::carrier::Reach;
 use super::config::{ContextParallelConfig, Schedule};
 use super::core::{Core, Route, elements};
 use super::element::ContextElement;
@@ -33,8 +34,11 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         let schedule = schedules[0];
         match schedule {
             Schedule::AllToAll => {
-                let messages = transport.messages_for(schedule)?;
-                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, share, 1, messages, None)?)))
+                let reach = match transport.memory {
+                    Some((arena, member)) => Reach::Memory(arena, member),
+                    None => Reach::Messages(transport.messages_for(schedule)?),
+                };
+                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, share, 1, reach, None)?)))
             }
             Schedule::Hierarchical { inner } => {
                 let (near_messages, far_messages) = transport.grid_for(schedule, share, inner)?;
@@ -43,7 +47,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                 let (traded, groups) = (AllToAll::<T>::traded(&config, near)?, u64::from(far.world.get()));
                 let (mover, comm) = (Mover::Messages(far_messages), stream.device().urgent_stream()?);
                 let core = Core::new(stream, traded, far, mover, Some(far_messages), comm, [Route::Steps; 2])?;
-                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, near, groups, near_messages, Some(core))?)))
+                Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, near, groups, Reach::Messages(near_messages), Some(core))?)))
             }
             Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => {
                 let mover = if schedules.contains(&Schedule::Pull) {

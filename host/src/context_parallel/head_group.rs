@@ -5,9 +5,10 @@ use std::ops::Range;
 use oxtile_tile::launch::BufferAccess;
 
 use super::element::ContextElement;
-use super::lane::{Lane, Trade};
+use super::lane::{Lane, Trade, Way};
 use crate::attention::AttentionConfig;
 use crate::runtime::{Result, Stream};
+use crate::symmetric::Arena;
 
 /// Some of each rank's heads.
 pub(super) struct Group<T> {
@@ -35,23 +36,33 @@ pub(super) fn groups_of(all: &AttentionConfig, size: u64) -> u64 {
 }
 
 impl<T: ContextElement> Group<T> {
-    /// Memory of part `number` of `count` of the heads of each rank.
-    pub fn new(stream: &Stream, trade: Trade, all: &AttentionConfig, part @ [number, count]: [u64; 2], sharing: u64) -> Result<Self> {
+    /// Memory of part `number` of `count` of the heads of each rank, of the arena if there is one.
+    pub fn new(
+        stream: &Stream,
+        place: (Trade, Option<&Arena>),
+        all: &AttentionConfig,
+        part @ [number, count]: [u64; 2],
+        sharing: u64,
+    ) -> Result<Self> {
         let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = *all;
         let value = all.value_size();
-        let lane = |name, shape| Lane::new(stream, trade, name, shape, part, 1);
-        let shared = |name, shape| Lane::new(stream, trade, name, shape, part, sharing);
+        let lane = |name, shape, way| Lane::new(stream, place, name, shape, part, (1, way));
+        let shared = |name, shape, way| Lane::new(stream, place, name, shape, part, (sharing, way));
         let [of_q, of_k, of_v, of_out] =
             [[queries, heads, head_size], [keys, key_heads, head_size], [keys, key_heads, value], [queries, heads, value]];
         Ok(Self {
             heads: [number * heads / count, heads / count],
-            q: lane("traded queries", of_q)?,
-            k: shared("traded keys", of_k)?,
-            v: shared("traded values", of_v)?,
-            out: lane("traded results", of_out)?,
-            log_sum_exp: Lane::new(stream, trade, "traded log-sum-exp", [queries, heads, 1], part, 1)?,
-            grad_out: lane("traded gradients of results", of_out)?,
-            grads: [lane("traded gradients", of_q)?, shared("traded gradients", of_k)?, shared("traded gradients", of_v)?],
+            q: lane("traded queries", of_q, Way::Given)?,
+            k: shared("traded keys", of_k, Way::Given)?,
+            v: shared("traded values", of_v, Way::Given)?,
+            out: lane("traded results", of_out, Way::Both)?,
+            log_sum_exp: Lane::new(stream, place, "traded log-sum-exp", [queries, heads, 1], part, (1, Way::Both))?,
+            grad_out: lane("traded gradients of results", of_out, Way::Given)?,
+            grads: [
+                lane("traded gradients", of_q, Way::Taken)?,
+                shared("traded gradients", of_k, Way::Taken)?,
+                shared("traded gradients", of_v, Way::Taken)?,
+            ],
         })
     }
 

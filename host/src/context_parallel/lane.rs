@@ -1,18 +1,16 @@
 //! Tensors whose tokens are traded for heads: a rank gives each other rank that one's heads of its own tokens, and gets its own heads of all tokens.
 
-use oxtile_tile::launch::DeviceViewMut;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::element::Sum;
-use super::memory::{Scratch, bytes, bytes_mut, copy};
-use super::messages::Messages;
+use super::memory::{Place, Scratch};
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::Rank;
 use crate::runtime::{Result, Stream};
-use crate::symmetric::{Pitched, Rows};
+use crate::symmetric::{Arena, Pitched, Rows};
 use crate::tensor::{Heads, HeadsMut, Strided};
 use crate::thd::{Reorder, Share};
-use oxtile_tile::launch::DeviceView;
 
 /// What all tensors of a trade have in common.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +26,17 @@ pub(super) struct Order {
     pub reorder: Reorder,
     /// Sums of padded lengths.
     pub offsets: Scratch<u32>,
+}
+
+/// Which way a lane is used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the ranks that have the tokens to the one that has the heads.
+    Given,
+    /// Back.
+    Taken,
+    /// One way in one pass, and back in the other.
+    Both,
 }
 
 /// A tensor on its way, in blocks of a rank each.
@@ -46,10 +55,10 @@ pub(super) struct Lane<T> {
     /// The sums of what those ranks give back.
     summed: Scratch<T>,
     /// To each rank, and from each: tokens of one rank, heads of one rank.
-    sent: Scratch<T>,
-    received: Scratch<T>,
+    pub sent: Scratch<T>,
+    pub received: Place<T>,
     /// All tokens, heads of this rank.
-    pub natural: Scratch<T>,
+    pub natural: Place<T>,
 }
 
 impl Trade {
@@ -62,75 +71,143 @@ impl Trade {
         u64::from(self.share.world.get())
     }
 
-    /// All messages of some lanes at once.
-    pub fn exchange<'l, T: Pod>(
-        &self,
-        stream: &Stream,
-        messages: &dyn Messages,
-        lanes: impl Iterator<Item = &'l Lane<T>> + Clone,
-    ) -> Result<()> {
-        let me = self.share.rank;
-        let others = || self.share.world.ranks().filter(|rank| *rank != me);
-        let sends: Vec<_> = lanes.clone().flat_map(|lane| others().map(|to| (to, bytes(lane.sent.part(lane.block(to)))))).collect();
-        let receives: Vec<_> =
-            lanes.clone().flat_map(|lane| others().map(|from| (from, bytes_mut(lane.received.lend_part(lane.block(from)))))).collect();
-        lanes.into_iter().try_for_each(|lane| copy(stream, lane.sent.part(lane.block(me)), lane.received.lend_part(lane.block(me))))?;
-        messages.exchange(stream, &sends, &receives)
+    /// Whether the lengths of sequences are known on the device alone.
+    fn is_packed(&self) -> bool {
+        self.layout == Layout::Packed
     }
 }
 
 impl<T: Pod> Lane<T> {
     /// Memory for a tensor of so many tokens of all ranks and heads of each, of which part `number` of `count` equal ones is on its way. So many ranks have the same
-    /// heads.
+    /// heads. Other ranks put heads into memory of the arena, if there is one: into their places among all tokens, or of packed sequences, and on the way back, into blocks.
     pub fn new(
         stream: &Stream,
-        trade: Trade,
+        (trade, arena): (Trade, Option<&Arena>),
         name: &str,
         [tokens, of_rank, size]: [u64; 3],
         [number, count]: [u64; 2],
-        sharing: u64,
+        (sharing, way): (u64, Way),
     ) -> Result<Self> {
         let heads = of_rank / count;
         let len = trade.batches * tokens * heads * size;
-        let of = || Scratch::new(stream, name, len);
-        let summed = Scratch::new(stream, name, if sharing > 1 { len / sharing } else { 0 })?;
-        let first = number * heads;
-        Ok(Self { trade, tokens, heads, size, of_rank, first, sharing, summed, sent: of()?, received: of()?, natural: of()? })
+        let (by_messages, is_packed) = (arena.is_none(), trade.is_packed());
+        let of = |is_used| if is_used { len } else { 0 };
+        Ok(Self {
+            summed: Scratch::new(stream, name, if sharing > 1 { len / sharing } else { 0 })?,
+            sent: Scratch::new(stream, name, of(by_messages || is_packed && way != Way::Given))?,
+            received: Place::new(stream, arena, name, of(by_messages || is_packed || way != Way::Given))?,
+            natural: Place::new(stream, arena.filter(|_| !is_packed && way != Way::Taken), name, len)?,
+            first: number * heads,
+            trade,
+            tokens,
+            heads,
+            size,
+            of_rank,
+            sharing,
+        })
     }
 
     /// Device memory.
     pub fn bytes(&self) -> u64 {
-        [&self.sent, &self.received, &self.natural, &self.summed].into_iter().map(Scratch::bytes).sum()
+        [&self.sent, &*self.received, &*self.natural, &self.summed].into_iter().map(Scratch::bytes).sum()
     }
 
     /// Fills it with NaN, in stream order.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
-        [&self.sent, &self.received, &self.natural, &self.summed].into_iter().try_for_each(|memory| memory.spoil(stream))
+        [&self.sent, &*self.received, &*self.natural, &self.summed].into_iter().try_for_each(|memory| memory.spoil(stream))
     }
 
-    fn block(&self, rank: Rank) -> std::ops::Range<u64> {
-        let (at, len) = (u64::from(rank.index()), self.sent.len() / self.trade.ranks());
+    /// A rank's block.
+    pub fn block(&self, rank: Rank) -> std::ops::Range<u64> {
+        let (at, len) = (u64::from(rank.index()), self.block_len());
         at * len..(at + 1) * len
     }
 
-    /// Where blocks lie in the tensor of all heads: `from` is the block. Each is of the heads that so many ranks share.
-    fn blocks(&self, tensor: Strided<4>, sharing: u64) -> Vec<Rows> {
+    fn block_len(&self) -> u64 {
+        self.natural.len() / self.trade.ranks()
+    }
+
+    /// How often rows of heads are repeated, and the elements of each: heads that follow one another are one row.
+    fn rows_of_heads(&self, head: u64) -> [u64; 2] {
+        if head == self.size || self.heads <= 1 { [1, self.heads * self.size] } else { [self.heads, self.size] }
+    }
+
+    /// Where the block of a rank lies in the tensor of all heads: `from` is the block. Each is of the heads that so many ranks share.
+    fn block_of(&self, tensor: Strided<4>, rank: u64, sharing: u64) -> Vec<Rows> {
         let Strided { shape: [batches, rows, ..], strides: [batch, row, head, _] } = tensor;
         let (heads, size) = (self.heads, self.size);
         let [batch_step, row_step] = match self.trade.layout {
             Layout::Sbhd => [heads * size, batches * heads * size],
             Layout::Bshd | Layout::Packed => [rows * heads * size, heads * size],
         };
-        // Heads that follow one another are one row.
-        let (groups, width) = if head == size || heads <= 1 { (1, heads * size) } else { (heads, size) };
-        let of = |(rank, sequence, group): (u64, u64, u64)| {
-            let from = rank * self.sent.len() / self.trade.ranks() + sequence * batch_step + group * width;
+        let [groups, width] = self.rows_of_heads(head);
+        let of = |(sequence, group): (u64, u64)| {
+            let from = rank * self.block_len() + sequence * batch_step + group * width;
             let to = sequence * batch + (rank / sharing * self.of_rank + self.first + group) * head;
             Rows { count: rows, width, from: Pitched { start: from, pitch: row_step }, to: Pitched { start: to, pitch: row } }
         };
+        (0..batches).flat_map(|batch| (0..groups).map(move |group| (batch, group))).map(of).collect()
+    }
+
+    /// The same of all ranks.
+    fn blocks(&self, tensor: Strided<4>, sharing: u64) -> Vec<Rows> {
         // Of heads that ranks share there is a block for each rank, or for all of them together.
         let blocks = 0..self.trade.ranks() * sharing / self.sharing;
-        blocks.flat_map(|rank| (0..batches).flat_map(move |batch| (0..groups).map(move |group| (rank, batch, group)))).map(of).collect()
+        blocks.flat_map(|rank| self.block_of(tensor, rank, sharing)).collect()
+    }
+
+    /// Where heads of a tensor of this rank's tokens (`from`) are put at the rank that attends with them: to their places among all tokens, or of packed sequences
+    /// into the block of this rank.
+    pub fn given(&self, tensor: Strided<4>, to: Rank) -> Vec<Rows> {
+        let (me, rank) = (self.trade.share.rank, u64::from(to.index()));
+        if self.trade.is_packed() {
+            let here = |rows: Rows| Rows { from: self.moved(rows.from, to, me), ..rows }.turned();
+            return self.block_of(tensor, rank, self.sharing).into_iter().map(here).collect();
+        }
+        let Strided { shape: [batches, ..], strides: [batch, row, head, _] } = tensor;
+        let [batch_step, token_step] = match self.trade.layout {
+            Layout::Sbhd => [self.heads * self.size, batches * self.heads * self.size],
+            Layout::Bshd | Layout::Packed => [self.tokens * self.heads * self.size, self.heads * self.size],
+        };
+        let [groups, width] = self.rows_of_heads(head);
+        let chunks = self.trade.share.copies([1, self.tokens, 1]);
+        let of = |(chunk, sequence, group): (Rows, u64, u64)| {
+            let from = sequence * batch + chunk.to.start * row + (rank / self.sharing * self.of_rank + self.first + group) * head;
+            let to = sequence * batch_step + chunk.from.start * token_step + group * width;
+            Rows { count: chunk.width, width, from: Pitched { start: from, pitch: row }, to: Pitched { start: to, pitch: token_step } }
+        };
+        let all = chunks.into_iter().flat_map(|chunk| (0..batches).map(move |sequence| (chunk, sequence)));
+        all.flat_map(|(chunk, sequence)| (0..groups).map(move |group| (chunk, sequence, group))).map(of).collect()
+    }
+
+    /// Where results of a rank's tokens ([`results`](Self::results), `from`) are put at that rank: into the block of this one.
+    pub fn taken(&self, to: Rank) -> Vec<Rows> {
+        self.taken_from(to, self.token_shape())
+    }
+
+    fn taken_from(&self, to: Rank, shape: [u64; 3]) -> Vec<Rows> {
+        let (me, len) = (self.trade.share.rank, self.block_len());
+        if self.trade.is_packed() {
+            let at = |rank: Rank| Pitched { start: self.block(rank).start, pitch: len };
+            return vec![Rows { count: 1, width: len, from: at(to), to: at(me) }];
+        }
+        let rows = Share { rank: to, ..self.trade.share }.copies(shape).into_iter();
+        rows.map(|rows| Rows { to: Pitched { start: rows.to.start + self.block(me).start, ..rows.to }, ..rows }).collect()
+    }
+
+    /// A place in the block of one rank, in that of another.
+    fn moved(&self, place: Pitched, from: Rank, to: Rank) -> Pitched {
+        Pitched { start: place.start - self.block(from).start + self.block(to).start, ..place }
+    }
+
+    /// What is put back: all tokens, or of packed sequences their blocks.
+    pub fn results(&self) -> &Scratch<T> {
+        if self.trade.is_packed() { &self.sent } else { &self.natural }
+    }
+
+    /// Where heads arrive that are given.
+    pub fn arrival(&self) -> &Place<T> {
+        if self.trade.is_packed() { &self.received } else { &self.natural }
     }
 
     /// Copies a tensor of this rank's tokens into the blocks that are sent.
@@ -141,7 +218,7 @@ impl<T: Pod> Lane<T> {
 
     /// Copies the blocks that were received into a tensor of this rank's tokens.
     pub fn unpack(&self, stream: &Stream, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
-        let blocks = if self.sharing > 1 { &self.summed } else { &self.received };
+        let blocks = if self.sharing > 1 { &self.summed } else { &*self.received };
         Rows::copy_all(stream, "all-to-all", blocks.view(), target, &self.blocks(layout, 1))
     }
 
@@ -150,7 +227,7 @@ impl<T: Pod> Lane<T> {
         if self.sharing == 1 {
             return Ok(());
         }
-        let len = self.received.len() / self.trade.ranks();
+        let len = self.block_len();
         for head in 0..self.trade.ranks() / self.sharing {
             let (parts, first) = (len * self.sharing, head * self.sharing * len);
             let target = self.summed.lend_part(head * len..(head + 1) * len);
@@ -164,7 +241,7 @@ impl<T: Pod> Lane<T> {
         if let Some(Order { reorder, offsets }) = packed {
             return reorder.to_natural(stream, offsets.view(), self.received.view(), self.natural.lend(), self.heads * self.size);
         }
-        let copies: Vec<_> = self.places().into_iter().map(Rows::turned).collect();
+        let copies: Vec<_> = self.shares(self.token_shape()).into_iter().map(Rows::turned).collect();
         Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)
     }
 
@@ -173,18 +250,18 @@ impl<T: Pod> Lane<T> {
         if let Some(Order { reorder, offsets }) = packed {
             return reorder.to_rank_major(stream, offsets.view(), self.natural.view(), self.sent.lend(), self.heads * self.size);
         }
-        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.places())
+        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.shares(self.token_shape()))
+    }
+
+    /// Sequences, tokens of each, and elements of a token, as all tokens lie.
+    fn token_shape(&self) -> [u64; 3] {
+        match self.trade.layout {
+            Layout::Bshd => [self.trade.batches, self.tokens, self.heads * self.size],
+            Layout::Sbhd | Layout::Packed => [1, self.tokens, self.trade.batches * self.heads * self.size],
+        }
     }
 
     /// Where the tokens of each rank lie in the order of tokens (`from`), and in blocks.
-    fn places(&self) -> Vec<Rows> {
-        let shape = match self.trade.layout {
-            Layout::Bshd => [self.trade.batches, self.tokens, self.heads * self.size],
-            Layout::Sbhd | Layout::Packed => [1, self.tokens, self.trade.batches * self.heads * self.size],
-        };
-        self.shares(shape)
-    }
-
     fn shares(&self, shape: [u64; 3]) -> Vec<Rows> {
         let of_rank = |rank: Rank| {
             let start = self.block(rank).start;
@@ -218,15 +295,38 @@ impl<T: Pod> Lane<T> {
 /// A number for each head and token: `[batches, heads, tokens]`.
 impl Lane<f32> {
     /// Where a rank's block lies in the numbers of all heads: `from` is the block.
-    fn number_blocks(&self) -> Vec<Rows> {
+    fn block_of_numbers(&self, rank: u64) -> Rows {
         let Self { trade: Trade { batches, .. }, heads, tokens, of_rank, first, .. } = *self;
         let (rows, ranks) = (tokens / self.trade.ranks(), self.trade.ranks());
-        let of = |rank| {
-            let from = Pitched { start: rank * batches * heads * rows, pitch: heads * rows };
-            let to = Pitched { start: (rank * of_rank + first) * rows, pitch: ranks * of_rank * rows };
-            Rows { count: batches, width: heads * rows, from, to }
+        let from = Pitched { start: rank * batches * heads * rows, pitch: heads * rows };
+        let to = Pitched { start: (rank * of_rank + first) * rows, pitch: ranks * of_rank * rows };
+        Rows { count: batches, width: heads * rows, from, to }
+    }
+
+    fn number_blocks(&self) -> Vec<Rows> {
+        (0..self.trade.ranks()).map(|rank| self.block_of_numbers(rank)).collect()
+    }
+
+    /// As [`given`](Self::given), of the numbers of all heads.
+    pub fn given_numbers(&self, to: Rank) -> Vec<Rows> {
+        let (me, rank) = (self.trade.share.rank, u64::from(to.index()));
+        let block = self.block_of_numbers(rank);
+        if self.trade.is_packed() {
+            return vec![Rows { from: self.moved(block.from, to, me), ..block }.turned()];
+        }
+        let (rows, tokens) = (self.tokens / self.trade.ranks(), self.tokens);
+        let of = |(chunk, batch): (Rows, u64)| {
+            let from = Pitched { start: block.to.start + batch * block.to.pitch + chunk.to.start, pitch: rows };
+            let to = Pitched { start: batch * self.heads * tokens + chunk.from.start, pitch: tokens };
+            Rows { count: self.heads, width: chunk.width, from, to }
         };
-        (0..ranks).map(of).collect()
+        let chunks = self.trade.share.copies([1, tokens, 1]).into_iter();
+        chunks.flat_map(|chunk| (0..self.trade.batches).map(move |batch| (chunk, batch))).map(of).collect()
+    }
+
+    /// As [`taken`](Self::taken).
+    pub fn taken_numbers(&self, to: Rank) -> Vec<Rows> {
+        self.taken_from(to, self.number_shape())
     }
 
     /// As [`pack`](Self::pack).
@@ -240,8 +340,8 @@ impl Lane<f32> {
         Rows::copy_all(stream, "all-to-all", self.received.view(), target, &self.number_blocks())
     }
 
-    fn number_places(&self) -> Vec<Rows> {
-        self.shares([self.trade.batches * self.heads, self.tokens, 1])
+    fn number_shape(&self) -> [u64; 3] {
+        [self.trade.batches * self.heads, self.tokens, 1]
     }
 
     /// As [`order`](Self::order).
@@ -249,7 +349,7 @@ impl Lane<f32> {
         if let Some(Order { reorder, offsets }) = packed {
             return reorder.numbers_to_natural(stream, offsets.view(), self.received.view(), self.natural.lend(), self.heads);
         }
-        let copies: Vec<_> = self.number_places().into_iter().map(Rows::turned).collect();
+        let copies: Vec<_> = self.shares(self.number_shape()).into_iter().map(Rows::turned).collect();
         Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)
     }
 
@@ -258,6 +358,6 @@ impl Lane<f32> {
         if let Some(Order { reorder, offsets }) = packed {
             return reorder.numbers_to_rank_major(stream, offsets.view(), self.natural.view(), self.sent.lend(), self.heads);
         }
-        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.number_places())
+        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.shares(self.number_shape()))
     }
 }

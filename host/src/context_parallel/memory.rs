@@ -1,7 +1,8 @@
 //! Memory that the operations of a pass use in turn.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::panic::Location;
+use std::sync::Arc;
 
 use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
@@ -11,6 +12,7 @@ use crate::runtime::module::enqueue;
 use crate::runtime::module::fill;
 pub(super) use crate::runtime::module::{note, zero};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
+use crate::symmetric::{Arena, SymmetricBuffer};
 
 /// A buffer that several bound operations read and write, in the order in which they are enqueued: the runtime orders the uses of its memory on all
 /// streams.
@@ -78,6 +80,37 @@ impl<T: Pod> Scratch<T> {
     /// Fills it with NaN, in stream order.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
         spoil(stream, self.lend())
+    }
+}
+
+/// Such a buffer that other ranks may write too, if it is of an arena.
+pub(super) struct Place<T> {
+    memory: Scratch<T>,
+    symmetric: Option<SymmetricBuffer<T>>,
+}
+
+impl<T: Pod> Place<T> {
+    /// Takes it from the arena, if there is one.
+    pub fn new(stream: &Stream, arena: Option<&Arena>, name: &str, len: u64) -> Result<Self> {
+        let Some(arena) = arena else { return Ok(Self { memory: Scratch::new(stream, name, len)?, symmetric: None }) };
+        let symmetric = arena.buffer(len)?;
+        let local: &Buffer<T> = symmetric.local();
+        // SAFETY: the same elements; the runtime is told of the uses of either as of one.
+        let memory = Scratch::of(unsafe { Buffer::of(Arc::clone(local.memory()), len) });
+        Ok(Self { memory, symmetric: Some(symmetric) })
+    }
+
+    /// Every rank's, if it is of an arena.
+    pub fn symmetric(&self) -> Option<&SymmetricBuffer<T>> {
+        self.symmetric.as_ref()
+    }
+}
+
+impl<T> Deref for Place<T> {
+    type Target = Scratch<T>;
+
+    fn deref(&self) -> &Scratch<T> {
+        &self.memory
     }
 }
 

@@ -11,7 +11,8 @@
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `gathered` | keys of all ranks in the order of tokens |
-//! | `all_to_all`, `head_group`, `lane` | attention by traded heads, some of which travel together, and tensors on their way |
+//! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
+//! | `lane`, `carrier` | tensors on their way, and by what they travel |
 //! | `sinks` | the gradient of learnable sinks |
 //! | `element`, `memory` | elements, and memory that a pass's operations share |
 
@@ -19,6 +20,7 @@ mod agreement;
 mod all_to_all;
 mod arrays;
 mod backward;
+mod carrier;
 mod config;
 mod context;
 mod core;

@@ -82,7 +82,7 @@ impl ContextParallelConfig {
         if asked != Schedule::Auto {
             return match self.why_not(asked, direction, world, means) {
                 Some(why) => refuse(format!("{asked} cannot be taken: {why}")),
-                None => Ok((asked, format!("asked for; {}", self.times(asked, direction, world, size)), Vec::new())),
+                None => Ok((asked, format!("asked for; {}", self.times(asked, direction, world, (means, size))), Vec::new())),
             };
         }
         let mut refused = Vec::new();
@@ -93,13 +93,13 @@ impl ContextParallelConfig {
                 None => possible.push(schedule),
             }
         }
-        let time = |schedule: &Schedule| self.time(*schedule, direction, world, size).total();
+        let time = |schedule: &Schedule| self.time(*schedule, direction, world, (means, size)).total();
         let best = possible.iter().copied().min_by(|a, b| time(a).total_cmp(&time(b)));
         let Some(best) = best else {
             let all: Vec<_> = refused.iter().map(|(schedule, why)| format!("{schedule}: {why}")).collect();
             return refuse(format!("no schedule can be taken. {}", all.join(". ")));
         };
-        let times: Vec<_> = possible.iter().map(|schedule| self.times(*schedule, direction, world, size)).collect();
+        let times: Vec<_> = possible.iter().map(|schedule| self.times(*schedule, direction, world, (means, size))).collect();
         Ok((best, times.join("; "), refused))
     }
 
@@ -137,7 +137,7 @@ impl ContextParallelConfig {
                 Some("max_logit of layout sbhd, whose batches count as heads: take all-to-all, or layout bshd".to_owned())
             }
             Schedule::Gather => None,
-            Schedule::AllToAll if !means.messages => Some(no_messages()),
+            Schedule::AllToAll if !means.messages && !means.memory => Some(no_messages()),
             Schedule::AllToAll => trades(ranks),
             Schedule::Hierarchical { inner } if !ranks.is_multiple_of(inner.get().into()) => {
                 Some(format!("{} neighbours do not divide {world}: take a divisor", inner.get()))
@@ -184,7 +184,7 @@ impl ContextParallelConfig {
     }
 
     /// The time of a pass by the model.
-    fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> Time {
+    fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
         let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = self.attention;
         let (ranks, products) = (u64::from(world.get()), head_size + self.attention.value_size());
         // Of packed sequences the lengths are not known here: as if all were equal.
@@ -201,10 +201,10 @@ impl ContextParallelConfig {
         match schedule {
             // All keys are read and written once more, in the order of tokens.
             Schedule::Gather => Time { compute: whole, exposed: wire + 2.0 * own * ranks as f64 / H200.memory },
-            // Each tensor is read and written twice, on its way out and in; of all groups but one that is hidden.
+            // By messages each tensor is read and written twice, on its way out and in; of all groups but one that is hidden.
             Schedule::AllToAll => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
-                let copies = 4.0 * own * ranks as f64 / H200.memory;
+                let copies = if means.memory { 0.0 } else { 4.0 * own * ranks as f64 / H200.memory };
                 Time { compute: whole, exposed: (wire + copies) / groups_of(&traded, size) as f64 }
             }
             _ => {
@@ -223,8 +223,8 @@ impl ContextParallelConfig {
     }
 
     /// The same in words.
-    fn times(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> String {
-        let Time { compute, exposed } = self.time(schedule, direction, world, size);
+    fn times(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> String {
+        let Time { compute, exposed } = self.time(schedule, direction, world, (means, size));
         let bytes = self.received(schedule, direction, world, size) as f64 / 1e6;
         format!("{schedule}: {bytes:.1} MB, {:.3} ms of which {:.3} wait", (compute + exposed) * 1e3, exposed * 1e3)
     }

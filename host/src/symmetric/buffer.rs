@@ -185,13 +185,32 @@ impl<T: Pod> SymmetricBuffer<T> {
         let copy = |rank: Rank, rows: Rows| rows.copy(WHAT, size, [self.peer(rank)?.address, target.address], [self.len(), len], caller);
         let some = pieces.iter().filter(|(_, rows)| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows)));
-        let copies = copies.collect::<Result<Vec<_>>>()?;
+        self.enqueue_copies(stream, WHAT, target, &copies.collect::<Result<Vec<_>>>()?)
+    }
+}
+
+impl<T: Pod> SymmetricBuffer<T> {
+    /// Copies rows of a view to places of a rank's buffer, which do not overlap, in stream order and in any order among themselves, by the copy engine: as
+    /// [`Peer::put_rows`], by one call of the driver where that can be.
+    #[track_caller]
+    pub(crate) fn put_rows_each(&self, stream: &Stream, source: DeviceView<'_, T>, to: Rank, rows: &[Rows]) -> Result<()> {
+        const WHAT: &str = "SymmetricBuffer::put_rows_each";
+        let (caller, len, source) = (Location::caller(), source.len(), source.access("source"));
+        let (size, peer) = (size_of::<T>() as u64, self.peer(to)?.address);
+        let copy = |rows: Rows| rows.copy(WHAT, size, [source.address, peer], [len, self.len()], caller);
+        let some = rows.iter().filter(|rows| rows.count > 0 && rows.width > 0);
+        let copies = some.flat_map(|rows| rows.pieces(size)).map(copy).collect::<Result<Vec<_>>>()?;
+        self.enqueue_copies(stream, WHAT, source, &copies)
+    }
+
+    /// Enqueues copies between buffers of other ranks and a view of this rank's.
+    fn enqueue_copies(&self, stream: &Stream, what: &'static str, view: BufferAccess<'_>, copies: &[Copy]) -> Result<()> {
         self.arena.0.check()?;
         self.arena.0.use_on(stream)?;
-        enqueue(stream, WHAT, &[target], |id| {
+        enqueue(stream, what, &[view], |id| {
             let backend = &stream.0.runtime.backend;
             match copies.len() > 1 && stream.0.takes_batches() {
-                true => backend.copies(id, &copies),
+                true => backend.copies(id, copies),
                 false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
             }
         })

@@ -23,8 +23,9 @@ fn schedules() -> impl Iterator<Item = Case> {
     let inner = WorldSize::new(2).unwrap();
     let few = [Schedule::Ring, Schedule::Pull, Schedule::Gather].map(|schedule| Case::new(3, SMALL).by(schedule));
     let traded = Case::new(2, SMALL).by(Schedule::AllToAll);
+    let put = Case::new(3, AttentionConfig { heads: 3, key_heads: 3, ..SMALL }).by_puts();
     let both = Case::new(4, AttentionConfig { queries: 16, keys: 16, ..SMALL }).by(Schedule::Hierarchical { inner });
-    few.into_iter().chain([traded, both])
+    few.into_iter().chain([traded, put, both])
 }
 
 /// Bits do not depend on the order of streams, copies and messages, and no order is a race: of every schedule, and under more seeds of the smallest problems.
@@ -37,8 +38,8 @@ fn the_same_bits_in_every_order() {
 fn the_same_bits_in_many_orders() {
     let one = AttentionConfig { queries: 8, keys: 8, heads: 1, key_heads: 1, kernels: Kernels::Portable, ..SMALL };
     let by_keys = [Schedule::Ring, Schedule::Pull, Schedule::Gather].map(|schedule| Case::new(2, one).by(schedule));
-    let by_heads = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one }).by(Schedule::AllToAll);
-    by_keys.iter().chain([&by_heads]).for_each(|case| same_bits(case, seeds()));
+    let by_heads = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one });
+    by_keys.iter().chain([&by_heads.clone().by(Schedule::AllToAll), &by_heads.by_puts()]).for_each(|case| same_bits(case, seeds()));
 }
 
 fn same_bits(case: &Case, seeds: u64) {

@@ -26,16 +26,29 @@ pub struct Case {
     pub seed: u64,
     /// Of arenas.
     pub deadline: Duration,
+    /// Whether traded heads are put into the memory of other ranks.
+    pub has_puts: bool,
 }
 
 impl Case {
     pub fn new(ranks: u32, attention: AttentionConfig) -> Self {
         let config = ContextParallelConfig::new(attention).by(Schedule::Ring);
-        Self { ranks, config, lengths: Vec::new(), mode: Mode::Fast, seed: 1, deadline: Duration::from_secs(60) }
+        Self { ranks, config, lengths: Vec::new(), mode: Mode::Fast, seed: 1, deadline: Duration::from_secs(60), has_puts: false }
     }
 
     pub fn by(self, schedule: Schedule) -> Self {
         Self { config: self.config.by(schedule), ..self }
+    }
+
+    /// By traded heads, which are put into the memory of other ranks.
+    pub fn by_puts(self) -> Self {
+        Self { has_puts: true, ..self.by(Schedule::AllToAll) }
+    }
+
+    /// Whether ranks put into memory that others may still fill with NaN.
+    pub fn puts_heads(&self) -> bool {
+        let by = |schedule| self.schedules().contains(&schedule);
+        by(Schedule::AllToAll) && (self.has_puts || by(Schedule::Pull))
     }
 
     pub fn schedules(&self) -> [Schedule; 2] {

@@ -90,14 +90,14 @@ fn other_schedules() {
     let pull = options.iter().flat_map(|config| [2, 3].map(|ranks| Case::new(ranks, *config).by(Schedule::Pull)));
     let traded = options.iter().flat_map(|config| {
         let config = AttentionConfig { max_logit: true, ..*config };
-        [1, 2, 4].map(|ranks| Case::new(ranks, config).by(Schedule::AllToAll))
+        [1, 2, 4].map(|ranks| Case::new(ranks, config)).into_iter().flat_map(|case| [case.clone().by(Schedule::AllToAll), case.by_puts()])
     });
     let grid = options.iter().flat_map(|config| [4, 6].map(|ranks| Case::new(ranks, *config).by(Schedule::Hierarchical { inner: two })));
     // Several ranks have each key head.
     let shared = options.iter().flat_map(|config| {
         [1, 2].into_iter().flat_map(move |key_heads| {
             let case = Case::new(4, AttentionConfig { key_heads, ..*config });
-            [case.clone().by(Schedule::AllToAll), case.by(Schedule::Hierarchical { inner: two })]
+            [case.clone().by(Schedule::AllToAll), case.clone().by_puts(), case.by(Schedule::Hierarchical { inner: two })]
         })
     });
     // The largest scores of all ranks' rows.
@@ -118,6 +118,28 @@ fn other_schedules() {
         Case::new(4, config).by(schedule).run().unwrap();
     }
     all(pull.chain(traded).chain(grid).chain(shared));
+}
+
+/// Heads that are put: every layout, mask and number of ranks, heads with strides of their own, and the bits of messages.
+#[test]
+fn heads_are_put() {
+    let layouts =
+        [(Layout::Bshd, 1), (Layout::Bshd, 2), (Layout::Sbhd, 2)].map(|(layout, batches)| AttentionConfig { layout, batches, ..BASE });
+    let cases = layouts.into_iter().flat_map(|config| {
+        [(2, 48), (3, 48), (4, 48), (8, 64)].map(|(ranks, rows)| {
+            let heads = u64::from(ranks) * 2;
+            Case::new(ranks, AttentionConfig { queries: rows, keys: rows, heads, key_heads: heads / 2, ..config }).by_puts()
+        })
+    });
+    all(cases.flat_map(|case| [case.clone(), contiguous(case)]));
+    // Several groups of heads, which are on their way while others are attended to.
+    let wide = Case::new(2, AttentionConfig { heads: 16, key_heads: 16, head_size: 128, ..BASE });
+    let whole = wide.whole();
+    let [by_messages, by_puts] = [wide.clone().by(Schedule::AllToAll), wide.by_puts()].map(|case| case.results_of(&whole).unwrap());
+    for (one, other) in by_messages.iter().zip(&by_puts) {
+        let same = [(&one.out, &other.out), (&one.grad_q, &other.grad_q), (&one.grad_k, &other.grad_k), (&one.grad_v, &other.grad_v)];
+        assert!(same.iter().all(|(one, other)| one == other), "other bits than by messages");
+    }
 }
 
 #[test]
@@ -168,7 +190,8 @@ fn packed_sequences() {
             [1, 2].into_iter().flat_map(move |ranks| {
                 let case = Case { lengths: lengths.clone(), ..Case::new(ranks, attention) };
                 let three = Case { ranks: 3, ..case.clone() };
-                let schedules = [case.clone(), case.clone().by(Schedule::Gather), case.by(Schedule::AllToAll), three.by(Schedule::Gather)];
+                let traded = [case.clone().by(Schedule::AllToAll), case.clone().by_puts()];
+                let schedules = [case.clone(), case.by(Schedule::Gather), three.by(Schedule::Gather)].into_iter().chain(traded);
                 schedules.into_iter().flat_map(|case| [contiguous(case.clone()), case])
             })
         })

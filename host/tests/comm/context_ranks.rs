@@ -48,14 +48,22 @@ impl Case {
         let ranks = Ranks::new(self)?;
         let operations = ranks.operations::<T>()?;
         let mut tensors = ranks.tensors::<T>(whole)?;
-        for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
-            tensors.set_sequences(self, operation, stream)?;
-            self.spoil(operation, stream)?;
-            tensors.forward(self, operation, stream)?.run(stream)?;
-        }
-        for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
-            self.spoil(operation, stream)?;
-            tensors.backward(self, operation, stream)?.run(stream)?;
+        for is_backward in [false, true] {
+            if self.puts_heads() {
+                // Other ranks put into this memory as soon as they begin: all spoil it first.
+                ranks.spoil(&operations)?;
+            }
+            for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+                if !self.puts_heads() {
+                    self.spoil(operation, stream)?;
+                }
+                if is_backward {
+                    tensors.backward(self, operation, stream)?.run(stream)?;
+                } else {
+                    tensors.set_sequences(self, operation, stream)?;
+                    tensors.forward(self, operation, stream)?.run(stream)?;
+                }
+            }
         }
         let found = tensors.iter().zip(&ranks.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
         drop(operations);
@@ -79,11 +87,18 @@ impl Ranks {
         let world = World::with(options);
         let grids = case.grids(&world)?;
         let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
-        let arenas = match case.schedules().contains(&Schedule::Pull) {
+        let arenas = match case.has_puts || case.schedules().contains(&Schedule::Pull) {
             true => world.ranks.iter().map(|rank| Arena::open(rank, case.options())).collect::<Result<Vec<_>>>()?,
             false => Vec::new(),
         };
         Ok(Self { case: case.clone(), world, grids, members, arenas })
+    }
+
+    /// Fills the memory of all operations with NaN, and waits until all have.
+    fn spoil<T: Element>(&self, operations: &[ContextParallel<'_, T>]) -> Result<()> {
+        let each = || operations.iter().zip(&self.world.streams);
+        each().try_for_each(|(operation, stream)| self.case.spoil(operation, stream))?;
+        each().try_for_each(|(_, stream)| stream.synchronize())
     }
 
     pub fn transport(&self, at: usize) -> Transport<'_> {

@@ -69,7 +69,12 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
     match by {
         By::Memory => {
             let all = [packed(past), past, both_sides, causal].map(|config| case(config, Schedule::Pull));
-            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).collect()
+            let traded = [packed(past), AttentionConfig { max_logit: true, ..past }, both_sides, sunk].map(|config| {
+                // A key head for each rank, and more.
+                let heads = u64::from(ranks).next_multiple_of(2) * 2;
+                case(AttentionConfig { heads, key_heads: heads / 2, ..config }, Schedule::AllToAll)
+            });
+            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).chain(traded).collect()
         }
         By::Messages => {
             let inner = WorldSize::new(2).expect("not zero");
@@ -119,7 +124,8 @@ impl<'r> Side<'r> {
         let (me, world, stream) = (rank.rank(), rank.world(), rank.device().stream()?);
         doing(me, format!("opening its arena for {case:?}"));
         let is_learnable = case.config.attention.sink == Sink::Learnable;
-        let has_messages = is_learnable || case.schedules() != [Schedule::Pull; 2];
+        let by_memory = |schedule: &Schedule| matches!(schedule, Schedule::Pull | Schedule::AllToAll);
+        let has_messages = is_learnable || !case.schedules().iter().all(by_memory);
         let room = room(&case);
         let mail = if has_messages { 3 * Mail::bytes(world, room) } else { 0 };
         let arena = Arena::open(rank, ArenaOptions { bytes: case.options().bytes + mail, ..options.clone() })?;

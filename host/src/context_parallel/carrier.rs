@@ -1,0 +1,247 @@
+//! By what heads reach the ranks that attend with them, and results come back.
+//!
+//! By messages, tensors are packed into blocks of a rank each, sent, and brought into the order of tokens. By puts into [memory that ranks map](crate::symmetric), each
+//! rank's heads go straight to their places among all tokens of the rank that attends with them, and results go into a block at the rank that has their tokens: nothing is
+//! copied on the way, and no multiprocessor is needed. Packed sequences, whose places the device alone knows, go into blocks both ways.
+//!
+//! Puts are followed by flags that the receiver resets. A group of heads has two:
+//!
+//! 1. each rank puts heads at every other one, and sets GIVEN there;
+//! 2. it takes GIVEN of all back, and attends;
+//! 3. it puts results at every other rank, sets TAKEN, and takes TAKEN of all back.
+//!
+//! So nothing says that memory may be written again: a rank sets TAKEN when it has attended, and gives its next heads when it has unpacked the results of all others. By
+//! then every other rank has read what lay there.
+
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::num::Pod;
+
+use super::lane::{Lane, Order, Trade};
+use super::memory::{Place, Scratch, bytes, bytes_mut, copy, note};
+use super::messages::Messages;
+use crate::comm::{Member, Rank};
+use crate::runtime::{Result, Stream};
+use crate::symmetric::{Arena, Flags, Pitched, Rows};
+use crate::tensor::Heads;
+
+/// Where a carrier comes from: what reaches the other ranks of a trade.
+#[derive(Clone, Copy)]
+pub(super) enum Reach<'t> {
+    Messages(&'t dyn Messages),
+    Memory(&'t Arena, &'t Member),
+}
+
+/// What carries heads.
+pub(super) enum Carrier<'t> {
+    Messages(&'t dyn Messages),
+    Puts(Puts),
+}
+
+/// Symmetric memory of which every rank has the same lanes.
+pub(super) struct Puts {
+    arena: Arena,
+    member: Member,
+    flags: Flags,
+}
+
+/// What is given: tensors of this rank's tokens, and numbers for each head and token.
+pub(super) struct Given<'g, T> {
+    pub tensors: Vec<(&'g Lane<T>, &'g Heads<'g, T>, Option<&'g Order>)>,
+    pub numbers: Option<(&'g Lane<f32>, DeviceView<'g, f32>, Option<&'g Order>)>,
+}
+
+/// What is taken back: results of all tokens.
+pub(super) struct Taken<'g, T> {
+    pub lanes: Vec<(&'g Lane<T>, Option<&'g Order>)>,
+    pub numbers: Option<(&'g Lane<f32>, Option<&'g Order>)>,
+}
+
+/// Flags of a group.
+const FLAGS: u32 = 2;
+
+/// The flag of what is given of a group.
+const fn given_of(group: usize) -> u32 {
+    FLAGS * group as u32
+}
+
+/// The flag of what is taken back.
+const fn taken_of(group: usize) -> u32 {
+    given_of(group) + 1
+}
+
+impl<'t> Reach<'t> {
+    /// The arena that lanes are taken from.
+    pub fn arena(self) -> Option<&'t Arena> {
+        match self {
+            Self::Messages(_) => None,
+            Self::Memory(arena, _) => Some(arena),
+        }
+    }
+
+    /// What carries so many groups of heads, after their lanes were taken.
+    pub fn carrier(self, groups: usize) -> Result<Carrier<'t>> {
+        Ok(match self {
+            Self::Messages(messages) => Carrier::Messages(messages),
+            Self::Memory(arena, member) => {
+                // The last one is of numbers of all heads.
+                let flags = arena.flags("heads of context parallelism", given_of(groups) + 1)?;
+                Carrier::Puts(Puts { arena: arena.clone(), member: member.clone(), flags })
+            }
+        })
+    }
+}
+
+impl Carrier<'_> {
+    /// Brings heads of this rank's tokens to the ranks that attend with them, and waits for those of all others: then the lanes have all tokens.
+    pub fn give<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, given: &Given<'_, T>) -> Result<()> {
+        match self {
+            Self::Messages(messages) => given.send(stream, trade, *messages),
+            Self::Puts(puts) => puts.give(stream, trade, group, given),
+        }
+    }
+
+    /// Brings results to the ranks that have their tokens, and waits for those of all others: then the lanes have received the blocks of all.
+    pub fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
+        for (lane, order) in &taken.lanes {
+            if self.cuts(*order) {
+                lane.cut(stream, *order)?;
+            }
+        }
+        if let Some((lane, order)) = taken.numbers.filter(|(_, order)| self.cuts(*order)) {
+            lane.cut_numbers(stream, order)?;
+        }
+        match self {
+            Self::Messages(messages) => taken.send(stream, trade, *messages),
+            Self::Puts(puts) => puts.take(stream, trade, group, taken),
+        }
+    }
+
+    /// Whether all tokens are cut into blocks before they are sent.
+    fn cuts(&self, order: Option<&Order>) -> bool {
+        matches!(self, Self::Messages(_)) || order.is_some()
+    }
+
+    /// Gives numbers of each rank's heads to all, of an operation of so many groups.
+    pub fn gather_numbers(&self, stream: &Stream, trade: Trade, groups: usize, own: &Scratch<f32>, all: &Place<f32>) -> Result<()> {
+        match self {
+            Self::Messages(messages) => messages.gather_numbers(stream, own.view(), all.lend()),
+            Self::Puts(puts) => puts.gather_numbers(stream, trade, given_of(groups), own, all),
+        }
+    }
+}
+
+/// The other ranks, from the next one on, so that no two give to one rank at once.
+fn others(trade: Trade) -> impl Iterator<Item = Rank> {
+    let (world, me) = (trade.share.world, trade.share.rank.index());
+    (1..world.get()).filter_map(move |step| Rank::new((me + step) % world.get(), world))
+}
+
+impl<T: Pod> Given<'_, T> {
+    fn send(&self, stream: &Stream, trade: Trade, messages: &dyn Messages) -> Result<()> {
+        self.tensors.iter().try_for_each(|(lane, tensor, _)| lane.pack(stream, tensor))?;
+        exchange(stream, trade, messages, self.tensors.iter().map(|(lane, ..)| *lane))?;
+        self.tensors.iter().try_for_each(|(lane, _, order)| lane.order(stream, *order))?;
+        let Some((lane, numbers, order)) = self.numbers else { return Ok(()) };
+        lane.pack_numbers(stream, numbers)?;
+        exchange(stream, trade, messages, [lane].into_iter())?;
+        lane.order_numbers(stream, order)
+    }
+}
+
+impl<T: Pod> Taken<'_, T> {
+    fn send(&self, stream: &Stream, trade: Trade, messages: &dyn Messages) -> Result<()> {
+        exchange(stream, trade, messages, self.lanes.iter().map(|(lane, _)| *lane))?;
+        self.numbers.map_or(Ok(()), |(lane, _)| exchange(stream, trade, messages, [lane].into_iter()))
+    }
+}
+
+/// All messages of some lanes at once.
+fn exchange<'l, T: Pod>(
+    stream: &Stream,
+    trade: Trade,
+    messages: &dyn Messages,
+    lanes: impl Iterator<Item = &'l Lane<T>> + Clone,
+) -> Result<()> {
+    let me = trade.share.rank;
+    let others = || trade.share.world.ranks().filter(|rank| *rank != me);
+    let sends: Vec<_> = lanes.clone().flat_map(|lane| others().map(|to| (to, bytes(lane.sent.part(lane.block(to)))))).collect();
+    let receives: Vec<_> =
+        lanes.clone().flat_map(|lane| others().map(|from| (from, bytes_mut(lane.received.lend_part(lane.block(from)))))).collect();
+    lanes.into_iter().try_for_each(|lane| copy(stream, lane.sent.part(lane.block(me)), lane.received.lend_part(lane.block(me))))?;
+    messages.exchange(stream, &sends, &receives)
+}
+
+impl Puts {
+    fn give<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, given: &Given<'_, T>) -> Result<()> {
+        let to_rank = |to: Rank| {
+            for (lane, tensor, _) in &given.tensors {
+                self.put(stream, trade, tensor.view(), lane.arrival(), to, &lane.given(tensor.layout(), to))?;
+            }
+            given.numbers.map_or(Ok(()), |(lane, numbers, _)| self.put(stream, trade, numbers, lane.arrival(), to, &lane.given_numbers(to)))
+        };
+        self.to_all(stream, trade, given_of(group), to_rank)?;
+        // What lies there is used after the flags.
+        let lanes = given.tensors.iter().map(|(lane, ..)| lane.arrival().access(true));
+        let numbers = given.numbers.iter().map(|(lane, ..)| lane.arrival().access(true));
+        note(stream, &lanes.chain(numbers).collect::<Vec<_>>())?;
+        for (lane, _, order) in &given.tensors {
+            if order.is_some() {
+                lane.order(stream, *order)?;
+            }
+        }
+        match given.numbers {
+            Some((lane, _, order)) if order.is_some() => lane.order_numbers(stream, order),
+            _ => Ok(()),
+        }
+    }
+
+    fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
+        self.to_all(stream, trade, taken_of(group), |to| {
+            for (lane, _) in &taken.lanes {
+                self.put(stream, trade, lane.results().view(), &lane.received, to, &lane.taken(to))?;
+            }
+            taken
+                .numbers
+                .map_or(Ok(()), |(lane, _)| self.put(stream, trade, lane.results().view(), &lane.received, to, &lane.taken_numbers(to)))
+        })
+    }
+
+    fn gather_numbers(&self, stream: &Stream, trade: Trade, flag: u32, own: &Scratch<f32>, all: &Place<f32>) -> Result<()> {
+        let start = u64::from(trade.share.rank.index()) * own.len();
+        let at = |start| Pitched { start, pitch: own.len() };
+        let rows = Rows { count: 1, width: own.len(), from: at(0), to: at(start) };
+        self.to_all(stream, trade, flag, |to| self.put(stream, trade, own.view(), all, to, &[rows]))
+    }
+
+    /// Puts at each other rank and sets the flag there, puts here, and takes the flags of all others back.
+    fn to_all(&self, stream: &Stream, trade: Trade, flag: u32, put: impl Fn(Rank) -> Result<()>) -> Result<()> {
+        for to in others(trade) {
+            put(to)?;
+            self.arena.batch(stream).set(&self.flags, flag, self.world_rank(to))?.enqueue()?;
+        }
+        put(trade.share.rank)?;
+        let all = self.arena.batch(stream);
+        others(trade).try_fold(all, |batch, from| batch.take_back(&self.flags, flag, self.world_rank(from)))?.enqueue()
+    }
+
+    fn put<E: Pod>(
+        &self,
+        stream: &Stream,
+        trade: Trade,
+        source: DeviceView<'_, E>,
+        target: &Place<E>,
+        to: Rank,
+        rows: &[Rows],
+    ) -> Result<()> {
+        match target.symmetric() {
+            Some(symmetric) if to != trade.share.rank => symmetric.put_rows_each(stream, source, self.world_rank(to), rows),
+            // To this rank itself.
+            _ => Rows::copy_all(stream, "all-to-all", source, target.lend(), rows),
+        }
+    }
+
+    /// The rank of the arena that a rank of the team is.
+    fn world_rank(&self, rank: Rank) -> Rank {
+        self.member.team().world_rank(rank).unwrap_or_else(|| panic!("{rank} is not of {:?}", self.member.team()))
+    }
+}
