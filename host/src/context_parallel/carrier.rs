@@ -10,8 +10,8 @@
 //! 2. it takes GIVEN of all back, and attends;
 //! 3. it puts results at every other rank, sets TAKEN, and takes TAKEN of all back.
 //!
-//! So nothing says that memory may be written again: a rank sets TAKEN when it has attended, and gives its next heads when it has unpacked the results of all others. By
-//! then every other rank has read what lay there.
+//! So nothing says that memory may be written again. Heads are given when the TAKEN of all was taken back: every other rank has attended to what lay there. Results are put when
+//! the GIVEN of all was: every other rank has unpacked the results of the pass before. Both lie apart, since a rank may give heads for the next pass to one that has not unpacked yet.
 
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;

@@ -93,7 +93,7 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
             backward: pass(Direction::Backward, backward, &engines[engines.len() - 1]),
             bytes: engines.iter().map(Engine::bytes).sum(),
         };
-        let text = format!("{config:?} of {} by {schedules:?}", std::any::type_name::<T>());
+        let text = format!("{config:?} of {} by {schedules:?} over {transport:?}", std::any::type_name::<T>());
         let agreement = Agreement::new(stream, &transport, text)?;
         Ok(Self { config, share, transport, engines, agreement, plan, has_batch: AtomicBool::new(false) })
     }

@@ -57,6 +57,8 @@ pub(super) struct Lane<T> {
     /// To each rank, and from each: tokens of one rank, heads of one rank.
     pub sent: Scratch<T>,
     pub received: Place<T>,
+    /// What other ranks put of packed sequences, in blocks too: apart from what is received, which may not be unpacked when they give heads for the next pass.
+    arrived: Place<T>,
     /// All tokens, heads of this rank.
     pub natural: Place<T>,
 }
@@ -95,7 +97,8 @@ impl<T: Pod> Lane<T> {
         Ok(Self {
             summed: Scratch::new(stream, name, if sharing > 1 { len / sharing } else { 0 })?,
             sent: Scratch::new(stream, name, of(by_messages || is_packed && way != Way::Given))?,
-            received: Place::new(stream, arena, name, of(by_messages || is_packed || way != Way::Given))?,
+            received: Place::new(stream, arena, name, of(by_messages || way != Way::Given))?,
+            arrived: Place::new(stream, arena, name, of(!by_messages && is_packed && way != Way::Taken))?,
             natural: Place::new(stream, arena.filter(|_| !is_packed && way != Way::Taken), name, len)?,
             first: number * heads,
             trade,
@@ -109,12 +112,16 @@ impl<T: Pod> Lane<T> {
 
     /// Device memory.
     pub fn bytes(&self) -> u64 {
-        [&self.sent, &*self.received, &*self.natural, &self.summed].into_iter().map(Scratch::bytes).sum()
+        self.memory().map(Scratch::bytes).sum()
     }
 
     /// Fills it with NaN, in stream order.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
-        [&self.sent, &*self.received, &*self.natural, &self.summed].into_iter().try_for_each(|memory| memory.spoil(stream))
+        self.memory().try_for_each(|memory| memory.spoil(stream))
+    }
+
+    fn memory(&self) -> impl Iterator<Item = &Scratch<T>> {
+        [&self.sent, &*self.received, &*self.arrived, &*self.natural, &self.summed].into_iter()
     }
 
     /// A rank's block.
@@ -205,9 +212,9 @@ impl<T: Pod> Lane<T> {
         if self.trade.is_packed() { &self.sent } else { &self.natural }
     }
 
-    /// Where heads arrive that are given.
+    /// Where heads arrive that are put.
     pub fn arrival(&self) -> &Place<T> {
-        if self.trade.is_packed() { &self.received } else { &self.natural }
+        if self.trade.is_packed() { &self.arrived } else { &self.natural }
     }
 
     /// Copies a tensor of this rank's tokens into the blocks that are sent.
@@ -236,10 +243,15 @@ impl<T: Pod> Lane<T> {
         Ok(())
     }
 
+    /// The blocks of all ranks, whichever way they came.
+    fn blocks_here(&self) -> DeviceView<'_, T> {
+        if self.arrived.len() > 0 { self.arrived.view() } else { self.received.view() }
+    }
+
     /// Brings blocks into the order of tokens.
     pub fn order(&self, stream: &Stream, packed: Option<&Order>) -> Result<()> {
         if let Some(Order { reorder, offsets }) = packed {
-            return reorder.to_natural(stream, offsets.view(), self.received.view(), self.natural.lend(), self.heads * self.size);
+            return reorder.to_natural(stream, offsets.view(), self.blocks_here(), self.natural.lend(), self.heads * self.size);
         }
         let copies: Vec<_> = self.shares(self.token_shape()).into_iter().map(Rows::turned).collect();
         Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)
@@ -347,7 +359,7 @@ impl Lane<f32> {
     /// As [`order`](Self::order).
     pub fn order_numbers(&self, stream: &Stream, packed: Option<&Order>) -> Result<()> {
         if let Some(Order { reorder, offsets }) = packed {
-            return reorder.numbers_to_natural(stream, offsets.view(), self.received.view(), self.natural.lend(), self.heads);
+            return reorder.numbers_to_natural(stream, offsets.view(), self.blocks_here(), self.natural.lend(), self.heads);
         }
         let copies: Vec<_> = self.shares(self.number_shape()).into_iter().map(Rows::turned).collect();
         Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)

@@ -39,7 +39,12 @@ fn the_same_bits_in_many_orders() {
     let one = AttentionConfig { queries: 8, keys: 8, heads: 1, key_heads: 1, kernels: Kernels::Portable, ..SMALL };
     let by_keys = [Schedule::Ring, Schedule::Pull, Schedule::Gather].map(|schedule| Case::new(2, one).by(schedule));
     let by_heads = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one });
-    by_keys.iter().chain([&by_heads.clone().by(Schedule::AllToAll), &by_heads.by_puts()]).for_each(|case| same_bits(case, seeds()));
+    let attention = AttentionConfig { layout: Layout::Packed, batches: 2, ..by_heads.config.attention };
+    let packed = Case { lengths: vec![[3, 4], [4, 4]], ..Case::new(2, attention) }.by_puts();
+    by_keys
+        .iter()
+        .chain([&by_heads.clone().by(Schedule::AllToAll), &by_heads.by_puts(), &packed])
+        .for_each(|case| same_bits(case, seeds()));
 }
 
 fn same_bits(case: &Case, seeds: u64) {

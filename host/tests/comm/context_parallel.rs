@@ -132,6 +132,12 @@ fn heads_are_put() {
         })
     });
     all(cases.flat_map(|case| [case.clone(), contiguous(case)]));
+    let lengths = vec![[7, 16], [0, 0], [24, 24], [1, 8]];
+    let config = AttentionConfig { layout: Layout::Packed, batches: 4, queries: 56, keys: 56, heads: 8, ..BASE };
+    for (key_heads, ranks) in [(4, 4), (2, 4), (8, 2)] {
+        let case = Case { lengths: lengths.clone(), ..Case::new(ranks, AttentionConfig { key_heads, ..config }) };
+        case.by_puts().run().unwrap();
+    }
     // Several groups of heads, which are on their way while others are attended to.
     let wide = Case::new(2, AttentionConfig { heads: 16, key_heads: 16, head_size: 128, ..BASE });
     let whole = wide.whole();

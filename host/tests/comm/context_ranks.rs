@@ -3,6 +3,7 @@
 use oxtile::comm::{Communicator, EmulatedCommunicator, Member, Rank, Team, WorldSize};
 use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
 use oxtile::num::bf16;
+use oxtile::runtime::Mode;
 use oxtile::symmetric::Arena;
 use oxtile::{EmulatedOptions, Result};
 
@@ -49,7 +50,7 @@ impl Case {
         let operations = ranks.operations::<T>()?;
         let mut tensors = ranks.tensors::<T>(whole)?;
         for is_backward in [false, true] {
-            if self.puts_heads() {
+            if self.puts_heads() && self.mode == Mode::Fast {
                 // Other ranks put into this memory as soon as they begin: all spoil it first.
                 ranks.spoil(&operations)?;
             }

@@ -4,7 +4,7 @@ use oxtile::{
     Buffer, HostElement,
     attention::{BackwardInputs, Gradients, Inputs, Layout, Outputs},
     comm::Rank,
-    context_parallel::{ContextElement, ContextParallel, ContextParallelConfig, Schedule},
+    context_parallel::{ContextElement, ContextParallel, Schedule},
     num::Pod,
     thd::Packed,
 };
@@ -51,7 +51,7 @@ where
     H: Number + HostElement<Device: ContextElement>,
     C: Link,
 {
-    let config = ContextParallelConfig::new(parts.config).by(schedule);
+    let config = parts.context(schedule);
     // Those of all ranks, before any is bound.
     let operations = seats.iter().map(|seat| ContextParallel::<H::Device>::new(&seat.stream, seat.transport(), config));
     let operations = operations.collect::<oxtile::Result<Vec<_>>>()?;

@@ -162,7 +162,7 @@ fn run_ranks(request: &arguments::Attention, schedule: Schedule, progress: &mut 
         (Some(_), Some(Environment { rank, world, .. })) if world > WorldSize::ONE => Err(JobError::Ranks { rank, world }),
         (Some(world), _) => {
             let (job, parts) = Job::open_shared(request, world)?;
-            let needs = Needs::new(schedule, world, parts.elements())?;
+            let needs = Needs::new(parts.context(schedule), world)?;
             let runtime = Runtime::emulated_fast(world.get())?;
             let device = format!("CPU emulator, {world}");
             job.attend(request, &parts, seat::emulated(&runtime, needs)?, schedule, device, progress)
@@ -174,7 +174,7 @@ fn run_ranks(request: &arguments::Attention, schedule: Schedule, progress: &mut 
                 return Err(no_gpu("it is told --device emulated".to_owned()));
             }
             let (job, parts) = Job::open_shared(request, world)?;
-            let needs = Needs::new(schedule, world, parts.elements())?;
+            let needs = Needs::new(parts.context(schedule), world)?;
             let runtime = Runtime::cuda().map_err(|error| no_gpu(error.to_string()))?;
             let device = runtime.device(local_rank).map_err(|error| no_gpu(error.to_string()))?;
             let name = format!("{}, {world}", device.name());

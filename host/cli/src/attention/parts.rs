@@ -6,7 +6,7 @@
 use oxtile::{
     attention::{AttentionConfig, Layout, Mask},
     comm::{Rank, WorldSize},
-    context_parallel::Partition,
+    context_parallel::{ContextParallelConfig, Partition, Schedule},
 };
 
 use super::{Plan, PlanError};
@@ -106,10 +106,9 @@ impl Parts {
         self.sequences[side as usize].iter().map(|sequence| sequence.padded / u64::from(self.world.get())).sum()
     }
 
-    /// Elements of a rank's keys and values.
-    pub fn elements(&self) -> u64 {
-        let AttentionConfig { key_heads, head_size, .. } = self.config;
-        self.rows(Side::Keys).saturating_mul(key_heads).saturating_mul(head_size + self.config.value_size())
+    /// What all ranks compute, by a schedule.
+    pub fn context(&self, schedule: Schedule) -> ContextParallelConfig {
+        ContextParallelConfig::new(self.config).by(schedule)
     }
 
     /// A side's rows of a rank, but for padding.

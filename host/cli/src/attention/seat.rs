@@ -8,7 +8,7 @@ use oxtile::{
         ArenaRank, Communicator, EmulatedCommunicator, HostRank, Member, NcclCommunicator, NcclOptions, Rank, Team, UniqueId, WorldSize,
         bootstrap::{Environment, Store},
     },
-    context_parallel::{Schedule, Transport},
+    context_parallel::{ContextParallelConfig, Schedule, Transport},
     symmetric::{Arena, ArenaOptions, BackendName},
 };
 
@@ -16,6 +16,9 @@ use super::JobError;
 
 /// How long ranks wait for one another.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Bytes of an element of `bf16` and `f16`.
+const ELEMENT_BYTES: u64 = 2;
 
 /// A rank that this process drives.
 pub struct Seat<C> {
@@ -33,29 +36,42 @@ pub struct Seat<C> {
 /// What a schedule takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
-    schedule: Schedule,
+    config: ContextParallelConfig,
     world: WorldSize,
-    /// Symmetric memory of a rank, for schedules that read it.
-    bytes: u64,
 }
 
 impl Needs {
-    /// What a schedule takes of `world` ranks, each with keys and values of so many elements of 16 bits.
+    /// What a schedule takes of `world` ranks.
     ///
     /// # Errors
     /// [`JobError::Neighbours`].
-    pub fn new(schedule: Schedule, world: WorldSize, elements: u64) -> std::result::Result<Self, JobError> {
-        match schedule {
-            Schedule::Hierarchical { inner } if !world.get().is_multiple_of(inner.get()) => Err(JobError::Neighbours { schedule, world }),
-            // The rank's own, the gradients of all ranks in `f32`, and room to align both.
-            _ => Ok(Self { schedule, world, bytes: elements.saturating_mul(2 + 4 * u64::from(world.get())).saturating_add(4096) }),
+    pub fn new(config: ContextParallelConfig, world: WorldSize) -> std::result::Result<Self, JobError> {
+        match config.forward {
+            schedule @ Schedule::Hierarchical { inner } if !world.get().is_multiple_of(inner.get()) => {
+                Err(JobError::Neighbours { schedule, world })
+            }
+            _ => Ok(Self { config, world }),
         }
     }
 
-    fn arena(&self, rank: Rank, of: &impl ArenaRank, backend: BackendName) -> Result<Option<(Arena, Member)>> {
-        let member = Team::all(self.world).member(rank).filter(|_| self.schedule == Schedule::Pull);
-        let options = ArenaOptions { backend, bytes: self.bytes, deadline: PATIENCE, ..ArenaOptions::default() };
-        member.map(|member| Ok((Arena::open(of, options)?, member))).transpose()
+    /// Memory of a rank that the others reach, where the schedule takes it: pull takes nothing else; others have messages beyond a host, and where ranks cannot map
+    /// each other's memory, of which all ranks are told.
+    fn arena(&self, rank: Rank, of: &impl ArenaRank, backend: BackendName, is_one_host: bool) -> Result<Option<(Arena, Member)>> {
+        let takes = match self.config.forward {
+            Schedule::Pull => true,
+            Schedule::AllToAll | Schedule::Auto => is_one_host && self.world > WorldSize::ONE,
+            _ => false,
+        };
+        let bytes = self.config.arena_bytes(self.world, ELEMENT_BYTES);
+        let options = ArenaOptions { backend, bytes, deadline: PATIENCE, ..ArenaOptions::default() };
+        let member = Team::all(self.world).member(rank).filter(|_| takes);
+        let Some(member) = member else { return Ok(None) };
+        match Arena::open(of, options) {
+            Ok(arena) => Ok(Some((arena, member))),
+            Err(error) if self.config.forward == Schedule::Pull => Err(error),
+            // The plan says that there is none.
+            Err(_) => Ok(None),
+        }
     }
 }
 
@@ -146,8 +162,8 @@ impl<C: Link> Seat<C> {
 /// As [`Arena::open`].
 pub fn emulated(runtime: &Runtime, needs: Needs) -> Result<Vec<Seat<EmulatedCommunicator>>> {
     let seat = |communicator: EmulatedCommunicator| {
-        let (stream, grid) = (communicator.device().stream()?, communicator.grid(needs.schedule)?);
-        let memory = needs.arena(communicator.rank(), &communicator, BackendName::Emulated)?;
+        let (stream, grid) = (communicator.device().stream()?, communicator.grid(needs.config.forward)?);
+        let memory = needs.arena(communicator.rank(), &communicator, BackendName::Emulated, true)?;
         Ok(Seat { stream, communicator, grid, memory, host: None })
     };
     EmulatedCommunicator::world_of(runtime, needs.world)?.into_iter().map(seat).collect()
@@ -165,9 +181,16 @@ pub fn launched(device: &Device, environment: &Environment, needs: Needs) -> Res
         why: format!("rank 0 brings {} bytes: run one version of oxtile", found.len()),
     };
     let id = store.broadcast(Rank::ZERO, &own)?.try_into().map_err(broken)?;
+    let hosts = store.all_gather(&host_id())?;
+    let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
     let options = NcclOptions { deadline: PATIENCE, ..NcclOptions::default() };
     let communicator = NcclCommunicator::join(device, UniqueId::from_bytes(id), environment.rank, environment.world, &options)?;
-    let (grid, host) = (communicator.grid(needs.schedule)?, HostRank::from_store(store, device)?);
-    let memory = needs.arena(environment.rank, &host, BackendName::Vmm)?;
+    let (grid, host) = (communicator.grid(needs.config.forward)?, HostRank::from_store(store, device)?);
+    let memory = needs.arena(environment.rank, &host, BackendName::Vmm, is_one_host)?;
     Ok(Seat { stream: device.stream()?, communicator, grid, memory, host: Some(host) })
+}
+
+/// The same on all processes of a running host, and on no other.
+fn host_id() -> Vec<u8> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -56,7 +56,7 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
         let open = |output: &Path| -> Result<(Attention, Job, Parts, Vec<seat::Seat<_>>), JobError> {
             let request = request(output);
             let (job, parts) = Job::open_shared(&request, world)?;
-            let needs = seat::Needs::new(schedule, world, parts.elements())?;
+            let needs = seat::Needs::new(parts.context(schedule), world)?;
             let seats = seat::emulated(&Runtime::emulated_fast(ranks)?, needs)?;
             Ok((request, job, parts, seats))
         };
