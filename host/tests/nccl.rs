@@ -242,9 +242,9 @@ fn schedule(case: &impl schedules::Case, member: &Member) -> Result<()> {
 fn attention(member: &Member, by: Schedule) -> Result<()> {
     let causal = AttentionConfig {
         batches: 2,
-        queries: 768,
-        keys: 768,
-        heads: 8,
+        queries: 384,
+        keys: 384,
+        heads: 4,
         key_heads: 4,
         head_size: 128,
         mask: Mask::CausalBottomRight,

@@ -21,8 +21,10 @@ use crate::whole_attention::{Results, Whole};
 /// Which schedules a program runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// Those that need memory alone.
+    /// Those that read memory of other ranks.
     Memory,
+    /// Those that put heads there.
+    Puts,
     /// Those that send messages.
     Messages,
 }
@@ -69,12 +71,15 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
     match by {
         By::Memory => {
             let all = [packed(past), past, both_sides, causal].map(|config| case(config, Schedule::Pull));
-            let traded = [packed(past), AttentionConfig { max_logit: true, ..past }, both_sides, sunk].map(|config| {
-                // A key head for each rank, and more.
-                let heads = u64::from(ranks).next_multiple_of(2) * 2;
-                case(AttentionConfig { heads, key_heads: heads / 2, ..config }, Schedule::AllToAll)
-            });
-            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).chain(traded).collect()
+            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).collect()
+        }
+        By::Puts => {
+            let configs = [packed(past), AttentionConfig { max_logit: true, ..past }, both_sides, sunk];
+            let heads = 2 * u64::from(ranks).max(2);
+            let traded = configs.map(|config| case(AttentionConfig { heads, key_heads: heads / 2, ..config }, Schedule::AllToAll));
+            // Two ranks have each key head.
+            let shared = case(AttentionConfig { key_heads: u64::from(ranks).div_ceil(2), ..causal }, Schedule::AllToAll);
+            traded.into_iter().chain([shared]).collect()
         }
         By::Messages => {
             let inner = WorldSize::new(2).expect("not zero");
