@@ -11,6 +11,7 @@ use super::slots::SlotPlan;
 use super::weight::{Uses, WeightId};
 use crate::comm::Rank;
 use crate::quantize::Direction;
+use crate::runtime::graph::Capture;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::symmetric::Rows;
 
@@ -57,8 +58,10 @@ pub struct Chain<F: WeightFormat> {
     pub(super) set: u64,
     pub(super) passes: Arc<[Vec<Position<F>>; 2]>,
     pub(super) slots: Vec<Buffer<u8>>,
-    /// Carries pulls, and nothing else.
+    /// Carries pulls from other ranks, and nothing else.
     pub(super) pulls: Stream,
+    /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
+    pub(super) own: Stream,
     plan: SlotPlan,
 }
 
@@ -106,10 +109,11 @@ impl<F: WeightFormat> fmt::Debug for Places<F> {
     }
 }
 
-/// Codes, or scales, of all matrices of a whole weight, and the rows of each rank that make them.
+/// Codes, or scales, of all matrices of a whole weight, and the rows that make them: those of the other ranks, and this rank's own.
 pub(super) struct Array {
     pub whole: Buffer<u8>,
-    pub rows: Vec<(Rank, Rows)>,
+    pub others: Vec<(Rank, Rows)>,
+    pub own: Vec<(Rank, Rows)>,
 }
 
 /// A weight at its place in a pass.
@@ -125,7 +129,7 @@ pub(super) struct Position<F: WeightFormat> {
 }
 
 impl<F: WeightFormat> Chain<F> {
-    /// Plans the slots, allocates them on the stream's device, and makes a stream for pulls.
+    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set, a weight by columns that is not cast by columns, a chain of no weights, and for more memory than the configuration has, with the
@@ -136,19 +140,30 @@ impl<F: WeightFormat> Chain<F> {
         let name = |pass: usize, position: usize| passes[pass][position].0.weight.name.clone();
         let plan = SlotPlan::new(&[&bytes[0], &bytes[1]], config.distance, config.memory, name)?;
         let slots = plan.slots().iter().map(|bytes| Buffer::named(stream, "whole weights", *bytes)).collect::<Result<Vec<_>>>()?;
-        set.add_slots(slots.iter().map(all));
         let numbered = |pass: usize| passes[pass].iter().zip(0..).map(move |(position, number)| (pass, number, position));
         let make = |(pass, number, (entry, weight, plane)): (usize, usize, &(&Entry<F>, WeightId, Direction))| {
             let slot = plan.slot(pass, number);
             position(set, entry, *weight, *plane, slot, &slots[slot])
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
-        Ok(Self { set: set.id, passes, slots, pulls: stream.device().urgent_stream()?, plan })
+        let [pulls, own] = [stream.device().urgent_stream()?, stream.device().urgent_stream()?];
+        Ok(Self { set: set.id, passes, slots, pulls, own, plan })
     }
 
-    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn stream(&self) -> &Stream {
-        &self.pulls
+    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.pulls, &self.own]
+    }
+
+    /// The graph that is captured, of which both streams are part, or none.
+    pub(super) fn capture(&self) -> Result<Option<Arc<Capture>>> {
+        let captures = [&self.pulls, &self.own].map(|stream| stream.0.capture());
+        let [pulls, own] = captures.each_ref().map(|capture| capture.as_ref().map(|capture| capture.number));
+        if pulls != own {
+            return Err(Error::NotCapturable { what: "one stream of a chain", mend: "name Chain::streams, both, to Graph::capture" });
+        }
+        let [capture, _] = captures;
+        Ok(capture)
     }
 
     /// Where the whole weights are, to bind operations to them once, before the first pass.
@@ -211,14 +226,17 @@ fn position<F: WeightFormat>(
     let starts = entry.starts(plane).unwrap_or_default();
     let array = |number: usize, start| {
         let extent = |rows| entry.plane(rows, plane).arrays()[number];
-        let of = |member: Rank| {
+        let whole = extent(rows);
+        let rows = |member: Rank| {
             let range = entry.shards.padded_range(member);
-            let extents = [range.start, range.end - range.start, rows].map(extent);
+            let extents = [extent(range.start), extent(range.end - range.start), whole];
             Some((set.member.team().world_rank(member)?, F::RULE.rows(plane, experts, starts[number], extents)))
         };
-        // This rank's rows last: they are the nearest.
-        let members = set.member.others().chain([set.member.rank()]);
-        Array { whole: window(start, experts * extent(rows).bytes()), rows: members.filter_map(of).collect() }
+        let of = |members: &mut dyn Iterator<Item = Rank>| {
+            members.filter_map(rows).filter(|(_, rows)| rows.count > 0 && rows.width > 0).collect()
+        };
+        let (others, own) = (of(&mut set.member.others()), of(&mut std::iter::once(set.member.rank())));
+        Array { whole: window(start, experts * whole.bytes()), others, own }
     };
     Position {
         weight,
@@ -228,12 +246,6 @@ fn position<F: WeightFormat>(
         arrays: [array(0, 0), array(1, scales_start)],
         bytes: entry.travelling_bytes(set.member.rank(), plane),
     }
-}
-
-/// Another handle on a buffer.
-fn all(buffer: &Buffer<u8>) -> Buffer<u8> {
-    // SAFETY: the same bytes; the runtime is told of the uses of either as of one.
-    unsafe { Buffer::of(Arc::clone(buffer.memory()), buffer.len()) }
 }
 
 impl<F: WeightFormat> fmt::Debug for Chain<F> {

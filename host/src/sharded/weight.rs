@@ -5,14 +5,37 @@ use super::split::EqualShards;
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
 
-/// The number of a weight in its [`ShardSet`](super::ShardSet), in the order in which the weights were named.
+/// A weight of a [`ShardSet`](super::ShardSet) or of a [`GradientScatter`](super::GradientScatter): its number, in the order in which the weights were named, and a mark of its name and
+/// shape. So a set and the gradients of the same weights take each other's, and what has another weight at that number refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WeightId(pub(super) usize);
+pub struct WeightId {
+    number: usize,
+    mark: u64,
+}
 
 impl WeightId {
+    pub(super) fn new(number: usize, weight: &Weight) -> Self {
+        Self { number, mark: weight.mark() }
+    }
+
     /// The number.
     pub fn index(self) -> usize {
-        self.0
+        self.number
+    }
+
+    /// The weight among `all`, or why it is none of them.
+    pub(super) fn find<T>(self, all: &[T], weight: impl Fn(&T) -> &Weight) -> std::result::Result<&T, String> {
+        let Some(found) = all.get(self.number) else {
+            return Err(format!("there is no weight {} among {}: it is of another list of weights", self.number, all.len()));
+        };
+        if weight(found).mark() == self.mark {
+            return Ok(found);
+        }
+        let Weight { name, rows, columns, .. } = weight(found);
+        Err(format!(
+            "weight {} is `{name}` of {rows} times {columns} here, and another one was asked for: it is of another list of weights",
+            self.number
+        ))
     }
 }
 
@@ -58,6 +81,13 @@ impl Weight {
     #[must_use]
     pub fn forward_only(self) -> Self {
         Self { uses: Uses::ForwardOnly, ..self }
+    }
+
+    /// A number that follows from name and shape (FNV-1a of 64 bits, <http://www.isthe.com/chongo/tech/comp/fnv/>).
+    fn mark(&self) -> u64 {
+        let shape = [self.experts, self.rows, self.columns].into_iter().flat_map(u64::to_le_bytes);
+        let step = |mark: u64, byte: u8| (mark ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.name.bytes().chain(shape).fold(0xcbf2_9ce4_8422_2325, step)
     }
 
     /// How the rows of each matrix are divided.

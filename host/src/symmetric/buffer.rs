@@ -179,6 +179,18 @@ impl<T: Pod> SymmetricBuffer<T> {
     /// [`Peer::get_rows`], by one call of the driver where that can be.
     #[track_caller]
     pub(crate) fn get_rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
+        self.rows_each(stream, pieces, target, true)
+    }
+
+    /// The same, of whose use of the target the runtime is not told: the caller has told it of one by another stream, and events order this stream after that one and before its
+    /// later work. Rows within the device are copied by an engine, beside kernels, where the driver can (not in a graph).
+    #[track_caller]
+    pub(crate) fn get_rows_beside(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
+        self.rows_each(stream, pieces, target, false)
+    }
+
+    #[track_caller]
+    fn rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>, is_told: bool) -> Result<()> {
         const WHAT: &str = "SymmetricBuffer::get_rows_each";
         let (caller, len, target) = (Location::caller(), target.len(), target.access("target"));
         let size = size_of::<T>() as u64;
@@ -188,9 +200,10 @@ impl<T: Pod> SymmetricBuffer<T> {
         let copies = copies.collect::<Result<Vec<_>>>()?;
         self.arena.0.check()?;
         self.arena.0.use_on(stream)?;
-        enqueue(stream, WHAT, &[target], |id| {
+        let accesses = [target];
+        enqueue(stream, WHAT, if is_told { &accesses } else { &[] }, |id| {
             let backend = &stream.0.runtime.backend;
-            match copies.len() > 1 && stream.0.takes_batches() {
+            match (copies.len() > 1 || (!is_told && !copies.is_empty())) && stream.0.takes_batches() {
                 true => backend.copies(id, &copies),
                 false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
             }

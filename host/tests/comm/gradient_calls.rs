@@ -318,7 +318,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
             assert!(error.contains(why), "{error}");
         };
         let none = |_| Ok(());
-        refused(gradients.main_grad(foreign).map(drop), "there is no weight 2: these are the gradients of 2");
+        refused(gradients.main_grad(foreign).map(drop), "there is no weight 2 among 2: it is of another list of weights");
         refused(gradients.scatter(fc1, compute, none), "GradientScatter::scatter: no buffer of `fc1` was asked for");
         let whole = gradients.buffer(fc1, compute)?;
         refused(gradients.buffer(fc1, compute).map(drop), "the buffer of `fc1` was asked for twice");

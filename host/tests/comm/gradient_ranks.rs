@@ -122,11 +122,14 @@ where
     f32: Summand<E>,
 {
     pub fn new<F: WeightFormat>(all: &Arenas, rank: usize, member: &Member, weights: &[Weight], config: GradientConfig) -> Result<Self> {
-        let compute = all.stream(rank).clone();
-        let gradients = GradientScatter::new::<F>(&compute, &all.arenas[rank], member, weights, config)?;
-        let computed =
-            weights.iter().map(|w| Buffer::named(&compute, "computed", w.experts * w.rows * w.columns)).collect::<Result<_>>()?;
-        Ok(Self { product: SumParts::new(&all.world.runtime)?, compute, gradients, computed })
+        let compute = all.stream(rank);
+        Self::of(compute, weights, GradientScatter::new::<F>(compute, &all.arenas[rank], member, weights, config)?)
+    }
+
+    /// One that has these gradients.
+    pub fn of(compute: &Stream, weights: &[Weight], gradients: GradientScatter<E>) -> Result<Self> {
+        let computed = weights.iter().map(|w| Buffer::named(compute, "computed", w.experts * w.rows * w.columns)).collect::<Result<_>>()?;
+        Ok(Self { product: SumParts::new(&compute.device().runtime())?, compute: compute.clone(), gradients, computed })
     }
 
     /// Uploads what the rank of the team computes in a step.

@@ -193,6 +193,14 @@ fn wrong_orders_are_named() {
     assert!(text.contains("no weight after `third`: `first` was asked for"), "{text}");
     pass.finish().unwrap();
 
+    // The weights of another list, of the same number.
+    let others = holders::<Bf16>(&world, &[Weight::new("first", [48, 16]), Weight::new("other", [80, 16])]).remove(0);
+    for (id, weight) in others.set.weights().map(|(id, _)| id).zip(["`first` of 48 times 32", "`second` of 80 times 16"]) {
+        let text = invalid(holder.set.own_rows(id));
+        assert!(text.contains(weight) && text.contains("it is of another list of weights"), "{text}");
+        assert!(invalid(ChainConfig::new(&holder.set, [id])).contains(weight));
+    }
+
     let other = holders::<Bf16>(&world, &weights()).remove(0);
     let mut foreign = chain(&other, stream, |config| config).unwrap();
     assert!(invalid(published.forward(&mut foreign)).contains("of another set"));

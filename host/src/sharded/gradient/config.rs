@@ -26,6 +26,15 @@ impl GradientConfig {
         Self { scale: 1.0 / ranks.get() as f32, ..Self::default() }
     }
 
+    /// Fails for a scale that is no number to multiply by.
+    pub(super) fn check(&self, what: &'static str) -> Result<()> {
+        if self.scale.is_finite() {
+            return Ok(());
+        }
+        let why = format!("the scale is {}: take 1 for the sum, GradientConfig::mean for the mean", self.scale);
+        Err(Error::Invalid { what, why })
+    }
+
     /// Elements of a slot of so many at least.
     pub(super) fn slot_elements(&self, needed: u64, element_bytes: u64) -> Result<u64> {
         match self.slot_bytes.map(|bytes| bytes / element_bytes) {
