@@ -8,7 +8,7 @@ use oxtile::sharded::{Bf16, GradientConfig, GradientScatter, Mxfp8, Weight, Weig
 use oxtile::sum_parts::Summand;
 use oxtile::{Error, Graph, Result, Stream};
 
-use crate::gradient_ranks::{Calls, Case, Element, Side, expected, weights};
+use crate::gradient_ranks::{Calls, Case, Element, Side, expected};
 use crate::support::{World, is_long, seeds};
 
 const THIRD: GradientConfig = GradientConfig { scale: 1.0 / 3.0, slot_bytes: None };

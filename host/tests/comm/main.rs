@@ -61,6 +61,7 @@ mod sharded_gradients;
 mod sharded_graphs;
 mod sharded_protocol;
 mod sharded_ranks;
+mod sharded_requirements;
 mod sharded_soak;
 mod shards;
 mod support;

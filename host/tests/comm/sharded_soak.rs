@@ -4,7 +4,7 @@ use oxtile::comm::{Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::quantize::Direction;
 use oxtile::runtime::{DeviceUsage, Exploration, Mode, explore};
-use oxtile::sharded::{Bf16, Chain, ChainConfig, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, ShardSet, Weight};
+use oxtile::sharded::{Bf16, Chain, ChainConfig, Fp8, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, ShardSet, Weight};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::timeline::{Activity, Span, Timeline};
@@ -148,6 +148,25 @@ fn a_thousand_steps_take_what_was_planned_and_no_host_waits() {
     for ((arena, ..), stream) in sides.iter().zip(&world.streams) {
         arena.ticket(stream).unwrap().wait().unwrap();
     }
+}
+
+/// Ranks tell one another amaxes in the formats whose scales follow from them, and in no other.
+#[test]
+fn an_amax_is_agreed_on_where_scales_follow_from_it() {
+    fn puts<F: Oracle>() -> usize {
+        let world = World::with(EmulatedOptions { devices: 2, mode: Mode::Fast, ..EmulatedOptions::default() });
+        let mut holders = holders::<F>(&world, &[Weight::new("w", [64, 32])]);
+        world.streams.iter().try_for_each(Stream::synchronize).unwrap();
+        let timeline = Timeline::start(&world.runtime).unwrap();
+        for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+            holder.set.update(stream).unwrap().publish().unwrap();
+        }
+        world.streams.iter().try_for_each(Stream::synchronize).unwrap();
+        let spans = timeline.finish().unwrap().spans;
+        spans.iter().filter(|span| span.activity == Activity::Copy && span.name.starts_with("put to")).count()
+    }
+    assert_eq!([puts::<Bf16>(), puts::<Mxfp8>()], [0, 0]);
+    assert_eq!([puts::<Nvfp4>(), puts::<Fp8>()], [2, 2], "each rank puts its amax to the other");
 }
 
 /// The gets of a pass, by the stream that carries them.

@@ -325,7 +325,17 @@ impl<E: Addend> GradientScatter<E> {
         last.map_or(Ok(()), |weight| hook(self.id(weight)))
     }
 
-    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads).
+    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads). It is no memory for a product's whole gradient:
+    ///
+    /// ```compile_fail,E0308
+    /// use oxtile::sharded::{GradientScatter, WeightId};
+    /// use oxtile_tile::launch::DeviceViewMut;
+    /// # use oxtile::Result;
+    ///
+    /// fn whole(gradients: &GradientScatter<f32>, id: WeightId) -> Result<DeviceViewMut<'_, f32>> {
+    ///     gradients.main_grad(id)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set.
