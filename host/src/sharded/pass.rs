@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use super::chain::{Array, Chain, ChainPass, Position};
+use super::chain::{Chain, ChainPass, Position};
 use super::format::WeightFormat;
 use super::memory::{lend, write_access};
 use super::set::ShardSet;
@@ -69,15 +69,13 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         let Chain { pulls, own, slots, .. } = self.chain;
         // After the casts, and after all ranks have published: both are uses of the planes.
         note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&slots[position.slot])])?;
-        let [has_others, has_own] = [|array: &Array| !array.others.is_empty(), |array: &Array| !array.own.is_empty()];
         // The own rows beside those of others, between two events: the uses above are those of both streams.
-        let is_divided = position.arrays.iter().any(has_others) && position.arrays.iter().any(has_own);
+        let is_divided = !position.others.is_empty() && !position.own.is_empty();
         let own = if is_divided { own } else { pulls };
         own.wait(&pulls.mark()?)?;
-        let copied = position.arrays.iter().try_for_each(|Array { whole, others, own: rows }| {
-            self.set.planes.get_rows_beside(own, rows, lend(whole))?;
-            self.set.planes.get_rows_each(pulls, others, lend(whole))
-        });
+        let (planes, slot) = (&self.set.planes, &slots[position.slot]);
+        let copied =
+            planes.get_rows_beside(own, &position.own, lend(slot)).and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
         // Also where a copy failed: what uses the slot next comes after those that were enqueued.
         pulls.wait(&own.mark()?)?;
         copied?;
@@ -180,7 +178,7 @@ impl<'a, F: WeightFormat> Gathered<'a, F> {
         &self.tensors[0]
     }
 
-    /// All matrices: one, or those of the experts.
+    /// All matrices: one, those of the experts, or those of the [group](super::ChainConfig::groups), weight by weight in the order in which the pass names them.
     pub fn tensors(&self) -> &'a [F::Tensor] {
         self.tensors
     }

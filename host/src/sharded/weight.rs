@@ -57,7 +57,7 @@ pub struct Weight {
     pub name: String,
     /// How many matrices; 1 for a weight that is no group of experts.
     pub experts: u64,
-    /// Rows of a matrix: the outputs of its product.
+    /// Rows of a matrix: the outputs of its product. There may be none, as of an expert that is not there.
     pub rows: u64,
     /// Columns of a matrix: the inputs of its product.
     pub columns: u64,
@@ -97,7 +97,7 @@ impl Weight {
 
     /// Fails unless the format can hold it.
     pub(super) fn check<F: WeightFormat>(&self) -> Result<()> {
-        let why = if self.experts == 0 || self.rows == 0 || self.columns == 0 {
+        let why = if self.experts == 0 || self.columns == 0 {
             "has no elements: leave it out".to_owned()
         } else if !self.columns.is_multiple_of(F::COLUMNS) {
             format!("has {} columns, and {} takes multiples of {}: pad them, or keep it in bf16", self.columns, F::NAME, F::COLUMNS)

@@ -295,7 +295,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     assert_eq!(scale, "GradientScatter::new: the scale is NaN: take 1 for the sum, GradientConfig::mean for the mean");
     let small = refused(&two_weights(), GradientConfig { slot_bytes: Some(62), ..MEAN });
     assert_eq!(small, "GradientConfig: slots of 62 bytes for parts of 64: take the most of all teams (GradientScatter::slot_bytes)");
-    assert!(refused(&[Weight::new("none", [0, 8])], MEAN).contains("`none` has no elements"));
+    assert!(refused(&[Weight::new("none", [8, 0])], MEAN).contains("`none` has no elements"));
     let other = Team::all(WorldSize::new(3).unwrap()).member(all.arenas[0].rank()).unwrap();
     let error = GradientScatter::<bf16>::new::<Bf16>(all.stream(0), &all.arenas[0], &other, &two_weights(), MEAN).unwrap_err();
     assert!(error.to_string().contains("in an arena of"), "{error}");

@@ -118,11 +118,9 @@ fn two_communicators_at_once() {
             one.upload(&dense, rank, 0).unwrap();
             two.upload(&experts, *in_pair, 0).unwrap();
             // Each rank in an order of its own.
-            if (u64::from(rank) + seed) % 2 == 0 {
-                (one.step().unwrap(), two.step().unwrap());
-            } else {
-                (two.step().unwrap(), one.step().unwrap());
-            }
+            let steps: [&dyn Fn(); 2] = [&|| _ = one.step().unwrap(), &|| _ = two.step().unwrap()];
+            let first = (rank as usize + seed as usize) % 2;
+            [first, 1 - first].into_iter().for_each(|side| steps[side]());
         }
         let case = |ranks, weights: &Vec<Weight>| Case { weights: weights.clone(), steps: 1, ..Case::new(ranks, Calls::Eager) };
         for (rank, (one, two, in_pair)) in (0..).zip(&both) {

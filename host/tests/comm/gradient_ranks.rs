@@ -55,6 +55,7 @@ pub fn weights() -> Vec<Weight> {
         Weight::new("experts", [6, 3]).experts(4),
         Weight::new("blocks", [33, 16]),
         Weight::new("narrow", [5, 1]),
+        Weight::new("no rows", [0, 8]),
     ]
 }
 
