@@ -33,7 +33,7 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) 
     let (shape, team) = (options.shape, Team::all(rank.world()));
     let weights = shape.weights();
     let trained = &weights[..weights.len() - 1];
-    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + 2 * GradientScatter::<f32>::slot_bytes::<F>(trained, rank.world());
+    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + GradientScatter::<f32>::arena_bytes::<F>(&team, trained)?;
     let backend = if rank.device().runtime().kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
     let arena = Arena::open(&rank, ArenaOptions { backend, bytes: bytes + 4096, deadline: PATIENCE, ..ArenaOptions::default() })?;
     let member = team.member(rank.rank()).expect("all ranks are members");

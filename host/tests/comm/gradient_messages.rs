@@ -11,7 +11,7 @@ use oxtile::{Error, Graph, Result, Stream};
 use crate::gradient_ranks::{Calls, Case, Element, Side, expected};
 use crate::support::{World, is_long, seeds};
 
-const THIRD: GradientConfig = GradientConfig { scale: 1.0 / 3.0, slot_bytes: None };
+const THIRD: GradientConfig = GradientConfig { scale: 1.0 / 3.0, arena_bytes: None };
 
 /// A communicator of its own for the gradients of each rank.
 fn communicators(world: &World) -> Vec<Arc<EmulatedCommunicator>> {
@@ -141,7 +141,7 @@ fn what_is_for_an_arena_is_refused() {
         let weights = [Weight::new("w", [4, 8])];
         GradientScatter::<f32>::by_messages::<Bf16, _>(&world.streams[0], comm, &weights, config).unwrap_err().to_string()
     };
-    assert!(made(GradientConfig { slot_bytes: Some(64), ..THIRD }).contains("leave it out, messages take what their weights need"));
+    assert!(made(GradientConfig { arena_bytes: Some(64), ..THIRD }).contains("leave it out, messages take what their weights need"));
     assert!(made(GradientConfig { scale: f32::INFINITY, ..THIRD }).contains("GradientScatter::by_messages: the scale is inf"));
     // Two slots of two parts of 32 elements, as the first rank has all rows; nothing is packed.
     let weights = [Weight::new("w", [4, 8])];

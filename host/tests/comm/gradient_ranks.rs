@@ -184,7 +184,7 @@ impl Case {
     {
         let scale = 1.0 / 3.0;
         let all = Arenas::with(self.ranks, self.seed, options());
-        let side = |rank| Side::<E>::new::<F>(&all, rank, &member(&all, rank), &self.weights, GradientConfig { scale, slot_bytes: None });
+        let side = |rank| Side::<E>::new::<F>(&all, rank, &member(&all, rank), &self.weights, GradientConfig { scale, arena_bytes: None });
         let mut sides = (0..self.ranks as usize).map(side).collect::<Result<Vec<_>>>()?;
         sides.iter().try_for_each(|side| side.gradients.open())?;
         let all_in_order: Vec<_> = sides[0].gradients.ids().rev().collect();

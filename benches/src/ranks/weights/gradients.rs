@@ -43,7 +43,7 @@ impl Gradients {
         let (compute, reductions) = (rank.device().stream()?, rank.device().urgent_stream()?);
         let member = Team::all(rank.world()).member(rank.rank()).context("every rank is of the world")?;
         let weights = layers.weights();
-        let bytes = 2 * GradientScatter::<bf16>::slot_bytes::<Bf16>(&weights, rank.world()) + (1 << 20);
+        let bytes = GradientScatter::<bf16>::arena_bytes::<Bf16>(member.team(), &weights)? + (1 << 20);
         let arena = Arena::open(rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;
         let scatter = GradientScatter::new::<Bf16>(&compute, &arena, &member, &weights, GradientConfig::default())?;
         let pattern = Random::new(7).normal(1 << 20);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use oxtile_tile::launch::DeviceViewMut;
 
 use super::super::format::WeightFormat;
+use super::super::layout::aligned;
 use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
 use super::config::{GradientBytes, GradientConfig};
@@ -117,7 +118,7 @@ impl<E: Addend> GradientScatter<E> {
     /// Takes all memory for the gradients of these weights, whose rows are divided as those of the format, and loads the kernel. Main gradients are zero, after the earlier work of
     /// `stream`. Every rank of the arena makes it, in one order with all else that it takes from the arena. Waits for no other rank.
     ///
-    /// Of the arena it takes twice [`slot_bytes`](Self::slot_bytes) and 4 channels, on the device beside it two buffers of the largest whole gradient, and the main gradients
+    /// Of the arena it takes [`arena_bytes`](Self::arena_bytes) and 4 channels, on the device beside it two buffers of the largest whole gradient, and the main gradients
     /// ([`bytes`](Self::bytes)).
     ///
     /// # Errors
@@ -134,7 +135,6 @@ impl<E: Addend> GradientScatter<E> {
         arena.check_member("GradientScatter::new", member)?;
         config.check(WHAT)?;
         let layouts = Self::layouts::<F>(weights, member.team().size())?;
-        let needed = Self::slot_bytes::<F>(weights, member.team().size()) / size_of::<E>() as u64;
         let note = format!(
             "gradients of {} as {}, {config:?}, of {:?} by rows of {}",
             describe(weights),
@@ -145,7 +145,7 @@ impl<E: Addend> GradientScatter<E> {
         let link: Option<Box<dyn Link<E>>> = if arena.world() == WorldSize::ONE {
             None
         } else {
-            let slots = Slots::take(arena, member, config.slot_elements(needed, size_of::<E>() as u64)?)?;
+            let slots = Slots::take(arena, member, config.slot_elements(Self::slot_elements(&layouts), size_of::<E>() as u64)?)?;
             slots.check_stream(stream, WHAT)?;
             slots.declare(&note)?;
             Some(Box::new(slots))
@@ -161,7 +161,7 @@ impl<E: Addend> GradientScatter<E> {
     /// The communicator watches its own calls: [wait](Communicator::wait) for the stream that was named to [`finish`](Self::finish) by it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a weight that the format cannot hold, a scale that is no finite number, or bytes of slots; out of memory; an error of the driver.
+    /// [`Error::Invalid`] for a weight that the format cannot hold, a scale that is no finite number, or bytes of an arena; out of memory; an error of the driver.
     pub fn by_messages<F: WeightFormat, C: Communicator + Send + Sync + 'static>(
         stream: &Stream,
         comm: &Arc<C>,
@@ -170,8 +170,8 @@ impl<E: Addend> GradientScatter<E> {
     ) -> Result<Self> {
         const WHAT: &str = "GradientScatter::by_messages";
         config.check(WHAT)?;
-        if config.slot_bytes.is_some() {
-            let why = "`slot_bytes` is for slots in an arena: leave it out, messages take what their weights need".to_owned();
+        if config.arena_bytes.is_some() {
+            let why = "`arena_bytes` is for slots in an arena: leave it out, messages take what their weights need".to_owned();
             return Err(Error::Invalid { what: WHAT, why });
         }
         let team = Team::all(comm.world());
@@ -227,11 +227,18 @@ impl<E: Addend> GradientScatter<E> {
         })
     }
 
-    /// Bytes of each of the two slots that a team of so many ranks takes from its arena for these weights.
-    pub fn slot_bytes<F: WeightFormat>(weights: &[Weight], ranks: WorldSize) -> u64 {
-        let bytes = size_of::<E>() as u64;
-        let parts = |weight: &Weight| Layout::new::<F>(weight, ranks, bytes).parts() * bytes;
-        if ranks == WorldSize::ONE { 0 } else { weights.iter().map(parts).max().unwrap_or(0) }
+    /// The bytes of an arena that [`new`](Self::new) takes for a team, beside 4 channels: two slots.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight that the format cannot hold.
+    pub fn arena_bytes<F: WeightFormat>(team: &Team, weights: &[Weight]) -> Result<u64> {
+        let slot = Self::slot_elements(&Self::layouts::<F>(weights, team.size())?) * size_of::<E>() as u64;
+        Ok(SLOTS as u64 * aligned(slot))
+    }
+
+    /// Elements of a slot. A team of one rank has none.
+    fn slot_elements(layouts: &[Layout]) -> u64 {
+        layouts.iter().filter(|layout| layout.owners().len() > 1).map(Layout::parts).max().unwrap_or(0)
     }
 
     /// Compares what the members of the team made, and tells them that the slots of this rank are empty. Waits for them. The first [`buffer`](Self::buffer) does it too, but in a
