@@ -17,7 +17,7 @@ pub struct Shape {
 impl Shape {
     /// What virtual GPUs train in seconds.
     pub const TINY: Self = Self { tokens: 64, vocabulary: 128, heads: 2, head_size: 64, hidden: 128, blocks: 2 };
-    /// The widths of Llama 8B (<https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json>) with all heads of keys, in four blocks, and a quarter of its vocabulary.
+    /// The widths of Llama 8B (<https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json>) with 32 key heads, in four blocks, and a quarter of its vocabulary.
     pub const LLAMA_8B: Self = Self { tokens: 8192, vocabulary: 32064, heads: 32, head_size: 128, hidden: 14336, blocks: 4 };
 
     /// Elements of a token.

@@ -38,6 +38,17 @@ fn the_loss_falls_and_no_step_has_a_race() {
     }
 }
 
+/// A run that is timed trains no other device, and has the same losses.
+#[test]
+fn a_step_is_timed_without_a_comparison() {
+    let options = Options { ranks: 2, steps: 3, is_compared: false, ..Options::default() };
+    let timed = compare(&Place::Threads(Runtime::emulated_fast(2).unwrap()), &options).unwrap();
+    let compared = by_threads(Runtime::emulated_fast(2).unwrap(), 2, 3, "bf16");
+    assert_eq!((timed.equal, compared.equal), (None, Some([2, 2])));
+    assert_eq!(timed.losses, compared.losses);
+    assert!(timed.to_string().ends_with(" ms a step"), "{timed}");
+}
+
 #[test]
 fn a_format_that_is_not_there_is_named() {
     let options = Options { ranks: 1, steps: 1, format: "fp6".to_owned(), ..Options::default() };

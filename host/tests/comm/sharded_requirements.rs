@@ -79,7 +79,7 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
     ),
     (
         "I3",
-        "what was pulled is taken in the same pass, or the pass says so",
+        "what was pulled is taken in the same pass, or the pass is an error",
         &["sharded_calls::wrong_orders_are_named", "sharded_calls::an_update_waits_for_all_pulls"],
     ),
     (

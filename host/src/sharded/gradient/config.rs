@@ -27,7 +27,7 @@ impl GradientConfig {
         Self { scale: 1.0 / ranks.get() as f32, ..Self::default() }
     }
 
-    /// Fails for a scale that is no number to multiply by.
+    /// Fails for a scale that is NaN or infinite.
     pub(super) fn check(&self, what: &'static str) -> Result<()> {
         if self.scale.is_finite() {
             return Ok(());
