@@ -136,3 +136,28 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
     assert!(text.contains("fastest by ") && text.contains("the backward pass, by the difference"), "{text}");
     assert!(!text.contains("computes something else"), "{text}");
 }
+
+#[test]
+fn weights_in_shards_have_all_rows() {
+    for world in [2, 3] {
+        let document = run(world, &["sharded"], 1, Err(anyhow!("no torch here")));
+        let records = of(&document, "sharded");
+        let found: Vec<_> = records.iter().map(|record| (record.kernel.as_str(), labels(record))).collect();
+        let mut expected = Vec::new();
+        for [pass, waits, pull] in [
+            ["forward pass, bf16, device", "waits of a forward pass, bf16, device", "host time of a pull, bf16, host"],
+            ["forward pass, mxfp8, device", "waits of a forward pass, mxfp8, device", "host time of a pull, mxfp8, host"],
+            ["forward pass, nvfp4, device", "waits of a forward pass, nvfp4, device", "host time of a pull, nvfp4, host"],
+        ] {
+            expected.push((pass, vec!["pass", "pass, 2 ahead", "products alone", "pulls alone"]));
+            expected.push((waits, vec!["for the first weight", "for all others", "for all others, 2 ahead"]));
+            expected.push((pull, vec!["pulls"]));
+        }
+        expected.push(("gradients, bf16, device", vec!["step", "products alone", "scatters alone"]));
+        assert_eq!(found, expected);
+        assert!(records.iter().all(|record| record.sides.iter().all(|side| side.milliseconds.len() == 1)));
+        // Eight pulls in a pass.
+        assert_eq!(records[2].launches, 8);
+        assert!(render::markdown(&document).contains("| waits of a forward pass, nvfp4, device |"));
+    }
+}

@@ -14,7 +14,7 @@ use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::symmetric::Symmetric;
-use super::weights::{self, Weights};
+use super::weights::{self, Gradients, Passes};
 use super::{Request, Times, Work};
 
 /// How long ranks wait for each other.
@@ -33,7 +33,8 @@ pub struct Member {
     messages: Option<Messages>,
     product: Option<Product>,
     gathered: Option<Gathered>,
-    weights: Option<Weights>,
+    passes: Option<Passes>,
+    gradients: Option<Gradients>,
 }
 
 /// A product of two matrices.
@@ -62,7 +63,8 @@ impl Member {
             messages: None,
             product: None,
             gathered: None,
-            weights: None,
+            passes: None,
+            gradients: None,
             stream,
         })
     }
@@ -77,7 +79,7 @@ impl Member {
             return gathered.round((by, sizes), request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Weights(by, layers) = request.work {
-            return self.pass(by, layers, request.calls, gate);
+            return self.weights(by, layers, request.calls, gate);
         }
         let prepared = self.prepare(request);
         // Kernels that wait for other ranks may delay those ranks' allocations. A rank that fails is not waited for.
@@ -99,17 +101,30 @@ impl Member {
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
     }
 
-    /// Passes over weights in shards. Those of other layers give their memory back first.
-    fn pass(&mut self, by: weights::By, layers: weights::Layers, calls: u64, gate: &Gate) -> Result<Times> {
-        if self.weights.as_ref().is_none_or(|weights| !weights.is_of(layers)) {
-            self.weights.take().map_or(Ok(()), Weights::close)?;
-            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
-            let made = gate.after(DEADLINE, || Weights::new(rank, &self.runtime, backend, layers, self.comm.is_some()))?;
-            let weights = self.weights.insert(made);
-            gate.after(DEADLINE, || weights.check(rank))?;
+    /// Passes over weights in shards, or gradients of them. Those of other layers give their memory back first.
+    fn weights(&mut self, by: weights::By, layers: weights::Layers, calls: u64, gate: &Gate) -> Result<Times> {
+        let of_gradients = by.is_of_gradients();
+        if of_gradients || self.passes.as_ref().is_some_and(|passes| !passes.is_of(layers)) {
+            self.passes.take().map_or(Ok(()), Passes::close)?;
         }
-        let weights = self.weights.as_mut().context("they were made")?;
-        weights.round(by, calls, self.comm.as_ref(), gate)
+        if !of_gradients || self.gradients.as_ref().is_some_and(|gradients| !gradients.is_of(layers)) {
+            self.gradients.take().map_or(Ok(()), Gradients::close)?;
+        }
+        let (rank, backend, comm, runtime) = (self.symmetric.rank(), self.symmetric.backend(), self.comm.as_ref(), &self.runtime);
+        if of_gradients {
+            if self.gradients.is_none() {
+                let made = gate.after(DEADLINE, || Gradients::new(rank, runtime, backend, layers, comm.is_some()))?;
+                let gradients = self.gradients.insert(made);
+                gate.after(DEADLINE, || gradients.check(rank))?;
+            }
+            return self.gradients.as_mut().context("they were made")?.round(by, calls, comm, gate);
+        }
+        if self.passes.is_none() {
+            let made = gate.after(DEADLINE, || Passes::new(rank, runtime, backend, layers, comm.is_some()))?;
+            let passes = self.passes.insert(made);
+            gate.after(DEADLINE, || passes.check(rank))?;
+        }
+        self.passes.as_mut().context("they were made")?.round(by, calls, comm, gate)
     }
 
     /// The calls of a round send and receive other data than the first one.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::thread;
+use std::time::Duration;
 
 use oxtile::bootstrap::Environment;
 use oxtile::comm::HostRank;
@@ -34,13 +35,13 @@ impl Place {
                     let ended = threads.into_iter().map(|(number, thread)| Ok((number, thread.join().expect("no rank panics")?)));
                     ended.collect::<Result<Vec<_>>>()
                 })?;
-                Ok(Comparison::new(options, &trained, &alone::<F>(&devices[0], options)?))
+                Comparison::new(options, &trained, || alone::<F>(&devices[0], options))
             }
             Self::Process(environment) => {
                 let device = Runtime::cuda()?.device(environment.local_rank)?;
                 let (rank, number) = (HostRank::connect(environment, &device, PATIENCE)?, environment.rank.index());
                 let trained = train::<F>(rank, number..number + 1, options)?;
-                Ok(Comparison::new(options, &[(number, trained)], &alone::<F>(&device, options)?))
+                Comparison::new(options, &[(number, trained)], || alone::<F>(&device, options))
             }
         }
     }
@@ -56,21 +57,30 @@ fn alone<F: Format>(device: &Device, options: &Options) -> Result<Trained> {
 pub struct Comparison {
     /// The mean of the ranks' losses in each step.
     pub losses: Vec<f32>,
-    /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are.
-    pub equal: [usize; 2],
+    /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are; none where they are not compared.
+    pub equal: Option<[usize; 2]>,
+    /// The time of a step of the slowest rank.
+    pub step: Duration,
 }
 
 impl Comparison {
-    fn new(options: &Options, ranks: &[(u32, Trained)], alone: &Trained) -> Self {
+    fn new(options: &Options, ranks: &[(u32, Trained)], alone: impl FnOnce() -> Result<Trained>) -> Result<Self> {
         let mean = |step| ranks.iter().map(|(_, rank)| rank.losses[step]).sum::<f32>() / ranks.len() as f32;
-        let is_equal = |(number, rank): &&(u32, Trained)| {
+        let is_equal = |alone: &Trained, (number, rank): &&(u32, Trained)| {
             let losses = alone.losses.iter().skip(*number as usize).step_by(options.ranks as usize);
             let mut masters = rank.masters.iter().zip(&alone.masters);
             bits(losses).eq(bits(rank.losses.iter()))
                 && masters.all(|((start, own), (_, whole))| bits(own.iter()).eq(bits(whole[*start as usize..].iter().take(own.len()))))
         };
-        let equal = [ranks.iter().filter(is_equal).count(), ranks.len()];
-        Self { losses: (0..options.steps as usize).map(mean).collect(), equal }
+        let equal = match options.is_compared {
+            true => {
+                let alone = alone()?;
+                Some([ranks.iter().filter(|rank| is_equal(&alone, rank)).count(), ranks.len()])
+            }
+            false => None,
+        };
+        let step = ranks.iter().map(|(_, rank)| rank.step).max().unwrap_or_default();
+        Ok(Self { losses: (0..options.steps as usize).map(mean).collect(), equal, step })
     }
 }
 
@@ -83,7 +93,9 @@ impl fmt::Display for Comparison {
         for (loss, step) in self.losses.iter().zip(1..) {
             writeln!(f, "step {step}: loss {loss:.4}")?;
         }
-        let [equal, ranks] = self.equal;
-        write!(f, "{equal} of {ranks} ranks bit-equal to one device")
+        match self.equal {
+            Some([equal, ranks]) => write!(f, "{equal} of {ranks} ranks bit-equal to one device"),
+            None => write!(f, "{:.3} ms a step", self.step.as_secs_f64() * 1e3),
+        }
     }
 }

@@ -11,10 +11,11 @@ use oxtile::runtime::Loaded;
 use oxtile::sum_parts::SumParts;
 use oxtile::{Buffer, Result, Stream};
 
-use super::shape::{HEAD_SIZE, HEADS, HIDDEN, TOKENS, WIDTH};
+use super::shape::Shape;
 
 pub struct Kernels {
     pub stream: Stream,
+    pub shape: Shape,
     pub attention: Attention<bf16>,
     pub attention_backward: AttentionBackward<bf16>,
     pub rotary: Rotary<bf16>,
@@ -30,20 +31,20 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    pub fn new(stream: &Stream) -> Result<Self> {
-        let runtime = &stream.device().runtime();
+    pub fn new(stream: &Stream, shape: Shape) -> Result<Self> {
+        let (runtime, width) = (&stream.device().runtime(), shape.width());
         let mask = Mask::CausalBottomRight;
         let config = AttentionConfig {
-            queries: TOKENS,
-            keys: TOKENS,
-            heads: HEADS,
-            key_heads: HEADS,
-            head_size: HEAD_SIZE,
+            queries: shape.tokens,
+            keys: shape.tokens,
+            heads: shape.heads,
+            key_heads: shape.heads,
+            head_size: shape.head_size,
             mask,
             ..AttentionConfig::default()
         };
-        let (cosines, sines) = Angles::tables(0..TOKENS, HEAD_SIZE, 10_000.0);
-        let norm = RmsNorm::new(runtime, WIDTH, 1e-5)?;
+        let (cosines, sines) = Angles::tables(0..shape.tokens, shape.head_size, 10_000.0);
+        let norm = RmsNorm::new(runtime, width, 1e-5)?;
         Ok(Self {
             attention: Attention::new(runtime, config)?,
             attention_backward: AttentionBackward::new(runtime, config, Order::Deterministic)?,
@@ -51,11 +52,12 @@ impl Kernels {
             angles: [Buffer::from_slice(stream, &cosines)?, Buffer::from_slice(stream, &sines)?],
             gate: runtime.load()?,
             gate_backward: runtime.load()?,
-            gains: Buffer::from_slice(stream, &[half::bf16::ONE; WIDTH as usize])?,
-            unused: norm.weight_gradient(stream, TOKENS)?,
+            gains: Buffer::from_slice(stream, &vec![half::bf16::ONE; width as usize])?,
+            unused: norm.weight_gradient(stream, shape.tokens)?,
             norm,
             sum: SumParts::new(runtime)?,
-            addends: tokens_of(stream, 2 * WIDTH)?,
+            addends: tokens_of(stream, shape, 2 * width)?,
+            shape,
             stream: stream.clone(),
         })
     }
@@ -64,23 +66,24 @@ impl Kernels {
         Angles { cosines: self.angles[0].view(), sines: self.angles[1].view() }
     }
 
-    /// `silu(up[.., ..HIDDEN]) * up[.., HIDDEN..]`
+    /// `silu(up[.., ..hidden]) * up[.., hidden..]`
     pub fn gate(&self, up: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
-        let args = ActivateArgs { input: up.view(), gradient: None, output: output.view_mut(), columns: HIDDEN, marker: PhantomData };
+        let args =
+            ActivateArgs { input: up.view(), gradient: None, output: output.view_mut(), columns: self.shape.hidden, marker: PhantomData };
         self.gate.launch(&self.stream, args)
     }
 
     /// The gradient of `up`, given that of the output.
     pub fn gate_backward(&self, up: &Buffer<bf16>, gradient: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
         let (gradient, output) = (Some(gradient.view()), output.view_mut());
-        let args = ActivateArgs { input: up.view(), gradient, output, columns: 2 * HIDDEN, marker: PhantomData };
+        let args = ActivateArgs { input: up.view(), gradient, output, columns: 2 * self.shape.hidden, marker: PhantomData };
         self.gate_backward.launch(&self.stream, args)
     }
 }
 
 /// A buffer of so many elements a token.
-pub fn tokens_of(stream: &Stream, width: u64) -> Result<Buffer<bf16>> {
-    Buffer::uninitialised(stream, TOKENS * width)
+pub fn tokens_of(stream: &Stream, shape: Shape, width: u64) -> Result<Buffer<bf16>> {
+    Buffer::uninitialised(stream, shape.tokens * width)
 }
 
 /// An RMS norm at its place in the model, with what its backward pass needs.
@@ -91,9 +94,10 @@ pub struct Norm {
 }
 
 impl Norm {
-    pub fn new(stream: &Stream) -> Result<Self> {
-        let inverse_rms = Buffer::uninitialised(stream, TOKENS)?;
-        Ok(Self { input: tokens_of(stream, WIDTH)?, inverse_rms, output: tokens_of(stream, WIDTH)? })
+    pub fn new(stream: &Stream, shape: Shape) -> Result<Self> {
+        let inverse_rms = Buffer::uninitialised(stream, shape.tokens)?;
+        let tokens = || tokens_of(stream, shape, shape.width());
+        Ok(Self { input: tokens()?, inverse_rms, output: tokens()? })
     }
 
     pub fn forward(&mut self, kernels: &Kernels, x: &Buffer<bf16>) -> Result<()> {
@@ -104,11 +108,12 @@ impl Norm {
 
     /// Adds the gradient of the input, given that of the output, to the gradient `dx` of the residual that the input was.
     pub fn backward(&self, kernels: &mut Kernels, gradient: &Buffer<bf16>, dx: &mut Buffer<bf16>) -> Result<()> {
-        let Kernels { stream, norm, gains, unused, sum, addends, .. } = kernels;
-        let (residual, of_input) = addends.view_mut().split_at(TOKENS * WIDTH);
+        let Kernels { stream, shape, norm, gains, unused, sum, addends, .. } = kernels;
+        let elements = shape.tokens * shape.width();
+        let (residual, of_input) = addends.view_mut().split_at(elements);
         let saved = Saved { input: self.input.view(), weight: gains.view(), inverse_rms: self.inverse_rms.view() };
         sum.round(stream, dx.view(), residual)?;
         norm.backward(stream, gradient.view(), saved, of_input, unused)?;
-        sum.run(stream, addends.view(), 2, TOKENS * WIDTH, dx.view_mut())
+        sum.run(stream, addends.view(), 2, elements, dx.view_mut())
     }
 }

@@ -6,7 +6,7 @@ use oxtile::sharded::{GradientScatter, Pass, ShardSet, WeightId};
 use oxtile::{Buffer, Result, Runtime, Stream};
 
 use super::format::Format;
-use super::shape::TOKENS;
+use super::shape::Shape;
 
 /// The whole weights of a pass, one after another.
 pub struct Whole<'p, F: Format> {
@@ -28,15 +28,15 @@ pub struct Linear {
 
 impl Linear {
     /// The products of a weight of the set. `kept` is the factor of what the result held before: 1 where it is added to a residual.
-    pub fn new<F: Format>(runtime: &Runtime, set: &ShardSet<F>, name: &str, kept: f32) -> Result<Self> {
-        let (weight, shape) = set.weights().find(|(_, weight)| weight.name == name).expect("the set has all weights of the model");
-        let (rows, columns) = (shape.rows, shape.columns);
+    pub fn new<F: Format>(runtime: &Runtime, shape: Shape, set: &ShardSet<F>, name: &str, kept: f32) -> Result<Self> {
+        let (weight, found) = set.weights().find(|(_, weight)| weight.name == name).expect("the set has all weights of the model");
+        let (rows, columns, tokens) = (found.rows, found.columns, shape.tokens);
         let config = GemmConfig::default();
         Ok(Self {
             weight,
-            forward: Gemm::new(runtime, GemmConfig { m: TOKENS, n: rows, k: columns, transpose_b: true, beta: kept, ..config })?,
-            of_input: Gemm::new(runtime, GemmConfig { m: TOKENS, n: columns, k: rows, ..config })?,
-            of_weight: Gemm::new(runtime, GemmConfig { m: rows, n: columns, k: TOKENS, transpose_a: true, ..config })?,
+            forward: Gemm::new(runtime, GemmConfig { m: tokens, n: rows, k: columns, transpose_b: true, beta: kept, ..config })?,
+            of_input: Gemm::new(runtime, GemmConfig { m: tokens, n: columns, k: rows, ..config })?,
+            of_weight: Gemm::new(runtime, GemmConfig { m: rows, n: columns, k: tokens, transpose_a: true, ..config })?,
         })
     }
 

@@ -1,6 +1,7 @@
 //! Trains a small transformer whose weights, gradients and optimizer are divided among ranks, and compares it with one device that does all of it:
 //! `cargo run -p oxtile --example sharded_block -- --ranks 4 --steps 8 --format mxfp8` on the emulator, a thread a rank;
-//! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank.
+//! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank. `--model llama-8b` has the widths of Llama 8B and 8192 tokens a rank, is compared with
+//! nothing, and prints the time of a step.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -19,7 +20,7 @@ mod kernels;
 mod linear;
 mod model;
 mod optimizer;
-mod shape;
+pub mod shape;
 mod train;
 
 use std::error::Error;
@@ -30,6 +31,7 @@ use oxtile::bootstrap::{BootstrapError, Environment};
 use oxtile::sharded::{Bf16, Mxfp8, Nvfp4};
 
 use comparison::{Comparison, Place};
+use shape::Shape;
 
 /// How long a rank waits for another one.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -40,6 +42,9 @@ pub struct Options {
     pub ranks: u32,
     pub steps: u32,
     pub format: String,
+    pub shape: Shape,
+    /// Whether one device does the same, and is compared.
+    pub is_compared: bool,
 }
 
 #[allow(dead_code, reason = "tests take the rest")]
@@ -57,16 +62,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self { ranks: 2, steps: 4, format: "bf16".to_owned(), shape: Shape::TINY, is_compared: true }
+    }
+}
+
 impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
-        let mut options = Self { ranks: 2, steps: 4, format: "bf16".to_owned() };
+        let mut options = Self::default();
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or(format!("{name} has no value"))?;
             match name.as_str() {
                 "--ranks" => options.ranks = value.parse()?,
                 "--steps" => options.steps = value.parse()?,
                 "--format" => options.format = value,
-                _ => return Err(format!("there is no {name}: give --ranks, --steps or --format").into()),
+                "--model" => {
+                    (options.shape, options.is_compared) = match value.as_str() {
+                        "tiny" => (Shape::TINY, true),
+                        "llama-8b" => (Shape::LLAMA_8B, false),
+                        other => return Err(format!("there is no model {other}: give tiny or llama-8b").into()),
+                    };
+                }
+                _ => return Err(format!("there is no {name}: give --ranks, --steps, --format or --model").into()),
             }
         }
         Ok(options)

@@ -10,7 +10,7 @@ use super::block::{Activations, Block};
 use super::format::Format;
 use super::kernels::{Kernels, Norm, tokens_of};
 use super::linear::{Linear, Whole};
-use super::shape::{BLOCKS, TOKENS, VOCABULARY, WIDTH, weights};
+use super::shape::Shape;
 
 pub struct Model<F: Format> {
     kernels: Kernels,
@@ -30,23 +30,23 @@ pub struct Model<F: Format> {
 }
 
 impl<F: Format> Model<F> {
-    pub fn new(stream: &Stream, set: &ShardSet<F>) -> Result<Self> {
-        let runtime = &stream.device().runtime();
-        let largest = weights().iter().map(|weight| weight.rows * weight.columns).max().unwrap_or(0);
-        let rule = Rule { scale: 1.0 / TOKENS as f32, ..Rule::default() };
+    pub fn new(stream: &Stream, shape: Shape, set: &ShardSet<F>) -> Result<Self> {
+        let (runtime, width) = (&stream.device().runtime(), shape.width());
+        let largest = shape.weights().iter().map(|weight| weight.rows * weight.columns).max().unwrap_or(0);
+        let rule = Rule { scale: 1.0 / shape.tokens as f32, ..Rule::default() };
         Ok(Self {
-            kernels: Kernels::new(stream)?,
+            kernels: Kernels::new(stream, shape)?,
             reader: F::reader(stream, largest)?,
-            embedding: (set.find("embedding").expect("a weight of the model"), Embedding::new(runtime, WIDTH)?),
-            blocks: (0..BLOCKS).map(|number| Block::new(stream, set, number)).collect::<Result<_>>()?,
-            norm: Norm::new(stream)?,
-            head: Linear::new(runtime, set, "head", 0.0)?,
-            cross_entropy: CrossEntropy::new(runtime, VOCABULARY, rule)?,
-            x: tokens_of(stream, WIDTH)?,
-            logits: tokens_of(stream, VOCABULARY)?,
-            losses: Buffer::uninitialised(stream, TOKENS)?,
-            gradients: Activations::new(stream)?,
-            dnormed: tokens_of(stream, WIDTH)?,
+            embedding: (set.find("embedding").expect("a weight of the model"), Embedding::new(runtime, width)?),
+            blocks: (0..shape.blocks).map(|number| Block::new(stream, shape, set, number)).collect::<Result<_>>()?,
+            norm: Norm::new(stream, shape)?,
+            head: Linear::new(runtime, shape, set, "head", 0.0)?,
+            cross_entropy: CrossEntropy::new(runtime, shape.vocabulary, rule)?,
+            x: tokens_of(stream, shape, width)?,
+            logits: tokens_of(stream, shape, shape.vocabulary)?,
+            losses: Buffer::uninitialised(stream, shape.tokens)?,
+            gradients: Activations::new(stream, shape)?,
+            dnormed: tokens_of(stream, shape, width)?,
         })
     }
 
@@ -93,8 +93,15 @@ impl<F: Format> Model<F> {
         gradients.finish(stream, |_| Ok(()))
     }
 
-    /// The loss of the micro-batch that was run last. Waits for it.
-    pub fn loss(&self) -> Result<f32> {
-        Ok(self.losses.to_vec(&self.kernels.stream)?.iter().sum::<f32>() / TOKENS as f32)
+    /// The losses of the tokens of the micro-batch that was run last, which the next one does not overwrite.
+    pub fn loss(&self) -> Result<Buffer<f32>> {
+        let mut kept = Buffer::uninitialised(&self.kernels.stream, self.losses.len())?;
+        kept.copy_from(&self.kernels.stream, &self.losses)?;
+        Ok(kept)
+    }
+
+    /// The loss of a micro-batch. Waits for it.
+    pub fn loss_of(&self, losses: &Buffer<f32>) -> Result<f32> {
+        Ok(losses.to_vec(&self.kernels.stream)?.iter().sum::<f32>() / self.kernels.shape.tokens as f32)
     }
 }

@@ -1,6 +1,7 @@
 //! A rank: its shards of weights, gradients and optimizer, and the loop of steps.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use oxtile::comm::{HostRank, Team};
 use oxtile::sharded::{Chain, ChainConfig, GradientConfig, GradientScatter, Published, ShardSet};
@@ -10,8 +11,11 @@ use oxtile::{Buffer, Kind, Result, Stream};
 use super::format::Format;
 use super::model::Model;
 use super::optimizer::Optimizer;
-use super::shape::{TOKENS, weights};
+use super::shape::Shape;
 use super::{Options, PATIENCE};
+
+/// Steps that are not timed.
+const WARM_UP: u32 = 2;
 
 /// What a rank has in the end.
 pub struct Trained {
@@ -19,14 +23,17 @@ pub struct Trained {
     pub losses: Vec<f32>,
     /// For each weight the number of the first own element, and the own elements.
     pub masters: Vec<(u64, Vec<f32>)>,
+    /// The mean time of a step, of those after the second one.
+    pub step: Duration,
 }
 
 /// Trains the model, of which this rank has some rows of each weight, by the micro-batches `batches` of each step.
 pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) -> Result<Trained> {
     let stream = &rank.device().stream()?;
-    let (weights, team) = (weights(), Team::all(rank.world()));
+    let (shape, team) = (options.shape, Team::all(rank.world()));
+    let weights = shape.weights();
     let trained = &weights[..weights.len() - 1];
-    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + 2 * GradientScatter::<f32>::slot_bytes::<F>(trained, rank.world());
+    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + GradientScatter::<f32>::arena_bytes::<F>(&team, trained)?;
     let backend = if rank.device().runtime().kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
     let arena = Arena::open(&rank, ArenaOptions { backend, bytes: bytes + 4096, deadline: PATIENCE, ..ArenaOptions::default() })?;
     let member = team.member(rank.rank()).expect("all ranks are members");
@@ -34,20 +41,25 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) 
     let mut set = ShardSet::<F>::new(stream, &arena, &member, weights.clone())?;
     let gradients = GradientScatter::<f32>::new::<F>(stream, &arena, &member, trained, GradientConfig::default())?;
     let mut chain = Chain::new(stream, &set, &ChainConfig::new(&set, Model::order(&set))?)?;
-    let mut model = Model::new(stream, &set)?;
+    let mut model = Model::new(stream, shape, &set)?;
     let mut optimizer = Optimizer::new(stream, &set, options.ranks)?;
     let mut losses = Vec::new();
+    // All of it before the first step: a copy from the host waits for the stream.
+    let all = (1..=options.steps).flat_map(|step| batches.clone().map(move |batch| (step, batch)));
+    let mut data = all.map(|(step, batch)| micro_batch(stream, shape, step, batch)).collect::<Result<Vec<_>>>()?.into_iter();
 
     let mut updating = set.update(stream)?;
     optimizer.begin(stream, &mut updating)?;
     updating.publish()?;
+    let mut timed = None;
     for step in 1..=options.steps {
+        if step == WARM_UP + 1 {
+            timed = Some(stream.record()?);
+        }
         let published = Published::of(&set)?;
-        for batch in batches.clone() {
-            let (tokens, targets) = micro_batch(stream, step, batch)?;
+        for _ in batches.clone() {
+            let (tokens, targets) = data.next().expect("a micro-batch of each step");
             model.run(&published, &mut chain, &gradients, (&tokens, &targets))?;
-            // Another rank that is missing is named here.
-            arena.ticket(stream)?.wait()?;
             losses.push(model.loss()?);
         }
         let mut updating = set.update(stream)?;
@@ -55,18 +67,26 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) 
         updating.publish()?;
         gradients.zero_grads(stream)?;
     }
+    let end = stream.record()?;
     arena.ticket(stream)?.wait()?;
+    let step = match &timed {
+        Some(start) => end.elapsed_since(start)? / (options.steps - WARM_UP),
+        None => Duration::ZERO,
+    };
+    // Read last, so that no step waits for a host.
+    let losses = losses.iter().map(|losses| model.loss_of(losses)).collect::<Result<_>>()?;
     let masters = optimizer.owned.iter().map(|owned| Ok((owned.start, owned.values.to_vec(stream)?))).collect::<Result<_>>()?;
     drop((model, chain, gradients, set));
     arena.close()?.finish()?;
     rank.close()?;
-    Ok(Trained { losses, masters })
+    Ok(Trained { losses, masters, step })
 }
 
 /// A sequence in which each token follows from the one before, and what comes next in it.
-fn micro_batch(stream: &Stream, step: u32, batch: u32) -> Result<(Buffer<u32>, Buffer<i32>)> {
+fn micro_batch(stream: &Stream, shape: Shape, step: u32, batch: u32) -> Result<(Buffer<u32>, Buffer<i32>)> {
     let first = (step * 7 + batch * 11) % 32;
-    let sequence: Vec<u32> = std::iter::successors(Some(first), |token| Some((5 * token + 3) % 32)).take(TOKENS as usize + 1).collect();
+    let sequence: Vec<u32> =
+        std::iter::successors(Some(first), |token| Some((5 * token + 3) % 32)).take(shape.tokens as usize + 1).collect();
     let targets: Vec<i32> = sequence[1..].iter().map(|token| *token as i32).collect();
-    Ok((Buffer::from_slice(stream, &sequence[..TOKENS as usize])?, Buffer::from_slice(stream, &targets)?))
+    Ok((Buffer::from_slice(stream, &sequence[..shape.tokens as usize])?, Buffer::from_slice(stream, &targets)?))
 }

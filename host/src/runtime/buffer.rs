@@ -429,6 +429,7 @@ impl<T: Pod> Buffer<T> {
         }
         copy(&stream.0, bytes, target, source)?;
         // Nothing is before it that could take long, and it uses the caller's memory until it is done.
+        runtime.counts[stream.0.id.device as usize].wait();
         runtime.backend.synchronize(stream.0.id)
     }
 

@@ -8,6 +8,7 @@ use oxtile_tile::launch::DeviceLimits;
 use super::error::Result;
 use super::runtime::{Inner, Runtime};
 use super::stream::Stream;
+use super::usage::DeviceUsage;
 
 /// The compute capability of the devices that the kernels on wgmma run on.
 pub(crate) const HOPPER: (u32, u32) = (9, 0);
@@ -64,6 +65,11 @@ impl Device {
     /// A driver error.
     pub fn urgent_stream(&self) -> Result<Stream> {
         Stream::urgent(self)
+    }
+
+    /// What the buffers of the device take, and how often the host has waited for it: to show that a step allocates nothing and waits for nothing.
+    pub fn usage(&self) -> DeviceUsage {
+        self.runtime.counts[self.index as usize].now()
     }
 }
 

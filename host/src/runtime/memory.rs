@@ -112,6 +112,9 @@ impl Memory {
 
     fn owned(stream: &Arc<StreamInner>, place: Place, address: u64, bytes: u64, name: &str, uses: Uses) -> Arc<Self> {
         let (runtime, name, home) = (Arc::clone(&stream.runtime), name.to_owned(), Some(Arc::clone(stream)));
+        if place == Place::Device {
+            runtime.counts[stream.id.device as usize].take(bytes);
+        }
         let (device, owner, uses) = (stream.id.device, None, Arc::new(Mutex::new(uses)));
         Arc::new(Self { runtime, place, device, address, bytes, name, home, owner, uses })
     }
@@ -270,7 +273,10 @@ impl Release {
         let others: Vec<_> = self.uses.readers.iter().filter(|reader| reader.id != stream.id).cloned().collect();
         let backend = &stream.runtime.backend;
         let freed = stream.order_after(&others).and_then(|()| match self.place {
-            Place::Device => backend.free(stream.id, self.address),
+            Place::Device => {
+                stream.runtime.counts[stream.id.device as usize].give_back(self.bytes);
+                backend.free(stream.id, self.address)
+            }
             Place::Host => backend.free_host(stream.id, self.address, self.bytes),
         });
         if let Err(error) = freed {

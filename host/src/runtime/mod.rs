@@ -17,6 +17,7 @@
 //! | `buffer`, `element`, `pinned` | memory of devices and of the host, and its elements |
 //! | `scoped` | memory of another library, lent to one stream for a scope |
 //! | `memory` | which streams used a buffer last, and what must wait for that use |
+//! | `usage` | what buffers take, and how often the host waits |
 //! | `instances` | one range of every rank's memory as one view |
 //! | `library`, `pack` | where compiled kernels are found, in folders and inside the program |
 //! | `architecture`, `facts` | which code runs on which device; what a kernel was compiled with |
@@ -42,7 +43,7 @@ mod error;
 mod event;
 mod event_pool;
 mod facts;
-mod graph;
+pub(crate) mod graph;
 pub(crate) mod instances;
 mod library;
 mod limits;
@@ -58,6 +59,7 @@ pub(crate) mod runtime;
 mod scoped;
 pub(crate) mod stream;
 pub(crate) mod trace;
+mod usage;
 pub(crate) mod virtual_memory;
 pub(crate) mod watch;
 
@@ -75,6 +77,7 @@ pub use module::Loaded;
 pub use pinned::PinnedBuffer;
 pub use runtime::{AutoRuntime, CudaOptions, Kind, Runtime};
 pub use stream::Stream;
+pub use usage::DeviceUsage;
 
 pub(crate) use memory::{Memory, Owner, order};
 pub(crate) use oxtile_tile::flag::POISON;

@@ -19,6 +19,7 @@ use super::library::KernelLibrary;
 use super::module::Loaded;
 use super::patience;
 use super::trace::Trace;
+use super::usage::Counts;
 use super::watch::{self, Watch};
 
 /// The devices that run kernels: the machine's GPUs, or virtual ones. A clone is another handle on the same runtime.
@@ -66,6 +67,8 @@ pub(crate) struct Inner {
     enqueue: RwLock<()>,
     /// Held while uses of memory are noted and the waits that follow from them are enqueued.
     pub order: Mutex<()>,
+    /// By device.
+    pub counts: Vec<Counts>,
     /// To be recorded again.
     pub events: EventPool,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
@@ -141,7 +144,8 @@ impl Runtime {
         let trace = Trace::from_environment(&*backend)?;
         let (enqueue, order, kernels) = (RwLock::default(), Mutex::default(), Mutex::default());
         let events = EventPool::new(backend.devices().len());
-        Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, events, kernels, trace })))
+        let counts = backend.devices().iter().map(|_| Counts::default()).collect();
+        Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, counts, events, kernels, trace })))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU that runs kernels
@@ -234,6 +238,7 @@ impl Inner {
         watchers: &[Arc<dyn Watch>],
         last: impl FnOnce() -> String,
     ) -> Result<()> {
+        self.counts[of.device as usize].wait();
         if self.deadline.is_none() && watchers.is_empty() {
             return self.backend.synchronize_event(event);
         }

@@ -256,6 +256,7 @@ impl StreamInner {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let (runtime, backend) = (&self.runtime, &*self.runtime.backend);
         let watchers = self.watchers.present();
+        runtime.counts[self.id.device as usize].wait();
         if runtime.deadline.is_none() && watchers.is_empty() {
             return backend.synchronize(self.id);
         }

@@ -11,6 +11,7 @@ use super::slots::SlotPlan;
 use super::weight::{Uses, WeightId};
 use crate::comm::Rank;
 use crate::quantize::Direction;
+use crate::runtime::graph::Capture;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::symmetric::Rows;
 
@@ -25,6 +26,9 @@ pub struct ChainConfig {
     pub distance: u32,
     /// The most bytes of whole weights.
     pub memory: Option<u64>,
+    /// Weights that are taken together, such as experts of other sizes: each list is one position of a pass, pulled as one batch of copies and lent at once by the first of it that the pass
+    /// names. A pass names all of a list, one after another, or none.
+    pub groups: Vec<Vec<WeightId>>,
 }
 
 impl ChainConfig {
@@ -40,7 +44,7 @@ impl ChainConfig {
                 backward.push((*weight, Direction::Columns));
             }
         }
-        Ok(Self { forward, backward, distance: 1, memory: None })
+        Ok(Self { forward, backward, distance: 1, memory: None, groups: Vec::new() })
     }
 }
 
@@ -57,8 +61,10 @@ pub struct Chain<F: WeightFormat> {
     pub(super) set: u64,
     pub(super) passes: Arc<[Vec<Position<F>>; 2]>,
     pub(super) slots: Vec<Buffer<u8>>,
-    /// Carries pulls, and nothing else.
+    /// Carries pulls from other ranks, and nothing else.
     pub(super) pulls: Stream,
+    /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
+    pub(super) own: Stream,
     plan: SlotPlan,
 }
 
@@ -70,7 +76,7 @@ pub struct Chain<F: WeightFormat> {
 pub struct Places<F: WeightFormat>(Arc<[Vec<Position<F>>; 2]>);
 
 impl<F: WeightFormat> Places<F> {
-    /// The matrices of the weight at a position of the forward pass: one, or those of the experts.
+    /// The matrices of the weights at a position of the forward pass: one, or those of the experts.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a position that the pass does not have.
@@ -106,49 +112,58 @@ impl<F: WeightFormat> fmt::Debug for Places<F> {
     }
 }
 
-/// Codes, or scales, of all matrices of a whole weight, and the rows of each rank that make them.
-pub(super) struct Array {
-    pub whole: Buffer<u8>,
-    pub rows: Vec<(Rank, Rows)>,
-}
-
-/// A weight at its place in a pass.
+/// A weight, or weights that are taken together, at their place in a pass.
 pub(super) struct Position<F: WeightFormat> {
+    /// The first of them.
     pub weight: WeightId,
     pub name: String,
     pub slot: usize,
-    /// The whole weight, for each matrix.
+    /// The whole weights, for each matrix.
     pub tensors: Vec<F::Tensor>,
-    pub arrays: [Array; 2],
+    /// The rows that make the codes and scales, and where they go in the slot: those of the other ranks, and this rank's own.
+    pub others: Vec<(Rank, Rows)>,
+    pub own: Vec<(Rank, Rows)>,
     /// Bytes that come from other ranks.
     pub bytes: u64,
 }
 
 impl<F: WeightFormat> Chain<F> {
-    /// Plans the slots, allocates them on the stream's device, and makes a stream for pulls.
+    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set, a weight by columns that is not cast by columns, a chain of no weights, and for more memory than the configuration has, with the
     /// distance that fits; as [`Buffer::uninitialised`] and [`Device::urgent_stream`](crate::Device::urgent_stream).
     pub fn new(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
         let passes = positions(set, config)?;
-        let bytes = passes.each_ref().map(|pass| pass.iter().map(|(entry, _, plane)| entry.whole_bytes(*plane)).collect::<Vec<_>>());
-        let name = |pass: usize, position: usize| passes[pass][position].0.weight.name.clone();
+        let whole = |parts: &Vec<Part<'_, F>>| parts.iter().map(|part| part.entry.whole_bytes(part.plane)).sum();
+        let bytes = passes.each_ref().map(|pass| pass.iter().map(whole).collect::<Vec<u64>>());
+        let name = |pass: usize, position: usize| passes[pass][position][0].entry.weight.name.clone();
         let plan = SlotPlan::new(&[&bytes[0], &bytes[1]], config.distance, config.memory, name)?;
         let slots = plan.slots().iter().map(|bytes| Buffer::named(stream, "whole weights", *bytes)).collect::<Result<Vec<_>>>()?;
-        set.add_slots(slots.iter().map(all));
         let numbered = |pass: usize| passes[pass].iter().zip(0..).map(move |(position, number)| (pass, number, position));
-        let make = |(pass, number, (entry, weight, plane)): (usize, usize, &(&Entry<F>, WeightId, Direction))| {
+        let make = |(pass, number, parts): (usize, usize, &Vec<Part<'_, F>>)| {
             let slot = plan.slot(pass, number);
-            position(set, entry, *weight, *plane, slot, &slots[slot])
+            position(set, parts, slot, &slots[slot])
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
-        Ok(Self { set: set.id, passes, slots, pulls: stream.device().urgent_stream()?, plan })
+        let [pulls, own] = [stream.device().urgent_stream()?, stream.device().urgent_stream()?];
+        Ok(Self { set: set.id, passes, slots, pulls, own, plan })
     }
 
-    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn stream(&self) -> &Stream {
-        &self.pulls
+    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.pulls, &self.own]
+    }
+
+    /// The graph that is captured, of which both streams are part, or none.
+    pub(super) fn capture(&self) -> Result<Option<Arc<Capture>>> {
+        let captures = [&self.pulls, &self.own].map(|stream| stream.0.capture());
+        let [pulls, own] = captures.each_ref().map(|capture| capture.as_ref().map(|capture| capture.number));
+        if pulls != own {
+            return Err(Error::NotCapturable { what: "one stream of a chain", mend: "name Chain::streams, both, to Graph::capture" });
+        }
+        let [capture, _] = captures;
+        Ok(capture)
     }
 
     /// Where the whole weights are, to bind operations to them once, before the first pass.
@@ -167,9 +182,15 @@ impl<F: WeightFormat> Chain<F> {
     }
 }
 
-/// The weights of both passes, and the plane of each.
-#[allow(clippy::type_complexity, reason = "two passes of positions")]
-fn positions<'s, F: WeightFormat>(set: &'s ShardSet<F>, config: &ChainConfig) -> Result<[Vec<(&'s Entry<F>, WeightId, Direction)>; 2]> {
+/// A weight of a position, and the plane that is taken of it.
+struct Part<'s, F: WeightFormat> {
+    entry: &'s Entry<F>,
+    weight: WeightId,
+    plane: Direction,
+}
+
+/// The weights of the positions of both passes.
+fn positions<'s, F: WeightFormat>(set: &'s ShardSet<F>, config: &ChainConfig) -> Result<[Vec<Vec<Part<'s, F>>>; 2]> {
     const WHAT: &str = "Chain::new";
     if config.forward.is_empty() && config.backward.is_empty() {
         return Err(Error::Invalid { what: WHAT, why: "it has no weights".to_owned() });
@@ -181,59 +202,89 @@ fn positions<'s, F: WeightFormat>(set: &'s ShardSet<F>, config: &ChainConfig) ->
             let why = format!("`{}` is of forward passes alone: it has no codes by columns", entry.weight.name);
             return Err(Error::Invalid { what: WHAT, why });
         }
-        Ok((entry, weight, plane))
+        Ok(Part { entry, weight, plane })
+    };
+    let group = |weight: WeightId| config.groups.iter().find(|group| group.contains(&weight));
+    let grouped = |parts: Vec<Part<'s, F>>| {
+        let mut all: Vec<Vec<Part<'s, F>>> = Vec::new();
+        for part in parts {
+            let goes_on = |last: &Vec<Part<'s, F>>| {
+                group(part.weight)
+                    .is_some_and(|group| group.contains(&last[0].weight) && last.iter().all(|other| other.weight != part.weight))
+            };
+            match all.last_mut().filter(|last| goes_on(last)) {
+                Some(last) => last.push(part),
+                None => all.push(vec![part]),
+            }
+        }
+        for position in &all {
+            if let Some(group) = group(position[0].weight).filter(|group| group.len() != position.len()) {
+                let (name, found) = (&position[0].entry.weight.name, position.len());
+                let why = format!(
+                    "`{name}` is of a group of {}, and {found} of it follow one another in a pass: name all of them there",
+                    group.len()
+                );
+                return Err(Error::Invalid { what: WHAT, why });
+            }
+        }
+        Ok(all)
     };
     let forward = config.forward.iter().map(|weight| of((*weight, Direction::Rows))).collect::<Result<_>>()?;
-    Ok([forward, config.backward.iter().copied().map(of).collect::<Result<_>>()?])
+    let backward = config.backward.iter().copied().map(of).collect::<Result<_>>()?;
+    Ok([grouped(forward)?, grouped(backward)?])
 }
 
-/// Places a whole weight in a slot.
-fn position<F: WeightFormat>(
-    set: &ShardSet<F>,
-    entry: &Entry<F>,
-    weight: WeightId,
-    plane: Direction,
-    slot: usize,
-    memory: &Buffer<u8>,
-) -> Position<F> {
+/// Places whole weights in a slot, one after another.
+fn position<F: WeightFormat>(set: &ShardSet<F>, parts: &[Part<'_, F>], slot: usize, memory: &Buffer<u8>) -> Position<F> {
+    let names: Vec<_> = parts.iter().map(|part| part.entry.weight.name.as_str()).collect();
+    let mut position = Position {
+        weight: parts[0].weight,
+        name: names.join(", "),
+        slot,
+        tensors: Vec::new(),
+        others: Vec::new(),
+        own: Vec::new(),
+        bytes: 0,
+    };
+    let mut start = 0;
+    for part in parts {
+        place(set, part, start, memory, &mut position);
+        start += part.entry.whole_bytes(part.plane);
+    }
+    position
+}
+
+/// Places a whole weight at byte `first` of a slot.
+fn place<F: WeightFormat>(set: &ShardSet<F>, part: &Part<'_, F>, first: u64, memory: &Buffer<u8>, position: &mut Position<F>) {
+    let &Part { entry, plane, .. } = part;
     let (experts, rows, columns) = (entry.weight.experts, entry.shards.padded_rows(), entry.weight.columns);
     let [codes, scales] = entry.plane(rows, plane).arrays();
-    let scales_start = aligned(experts * codes.bytes());
-    let window = |start, bytes| {
-        // SAFETY: codes lie before scales in a slot, which its weights have in turn; each array begins at a multiple of 256 bytes, and each expert's where it ends up.
-        unsafe { memory.window::<u8>(start, bytes) }
-    };
+    // Codes lie before scales, and each array begins at a multiple of 256 bytes.
+    let begins = [first, first + aligned(experts * codes.bytes())];
     let tensor = |expert| {
-        let part = |start, extent: Extent| window(start + expert * extent.bytes(), extent.bytes());
-        let parts = Parts { codes: part(0, codes), scales: part(scales_start, scales), number: set.number(entry, expert, plane) };
+        let part = |start, extent: Extent| {
+            // SAFETY: the arrays of a position are apart in its slot, and those of experts in an array; positions have the slot in turn.
+            unsafe { memory.window::<u8>(start + expert * extent.bytes(), extent.bytes()) }
+        };
+        let parts = Parts { codes: part(begins[0], codes), scales: part(begins[1], scales), number: set.number(entry, expert, plane) };
         F::tensor(&parts, [rows, columns], plane)
     };
+    position.tensors.extend((0..experts).map(tensor));
+    position.bytes += entry.travelling_bytes(set.member.rank(), plane);
     let starts = entry.starts(plane).unwrap_or_default();
-    let array = |number: usize, start| {
+    for number in 0..2 {
         let extent = |rows| entry.plane(rows, plane).arrays()[number];
         let of = |member: Rank| {
             let range = entry.shards.padded_range(member);
             let extents = [range.start, range.end - range.start, rows].map(extent);
-            Some((set.member.team().world_rank(member)?, F::RULE.rows(plane, experts, starts[number], extents)))
+            let mut rows = F::RULE.rows(plane, experts, starts[number], extents);
+            rows.to.start += begins[number];
+            let is_some = rows.count > 0 && rows.width > 0;
+            set.member.team().world_rank(member).filter(|_| is_some).map(|rank| (rank, rows))
         };
-        // This rank's rows last: they are the nearest.
-        let members = set.member.others().chain([set.member.rank()]);
-        Array { whole: window(start, experts * extent(rows).bytes()), rows: members.filter_map(of).collect() }
-    };
-    Position {
-        weight,
-        name: entry.weight.name.clone(),
-        slot,
-        tensors: (0..experts).map(tensor).collect(),
-        arrays: [array(0, 0), array(1, scales_start)],
-        bytes: entry.travelling_bytes(set.member.rank(), plane),
+        position.others.extend(set.member.others().filter_map(of));
+        position.own.extend(of(set.member.rank()));
     }
-}
-
-/// Another handle on a buffer.
-fn all(buffer: &Buffer<u8>) -> Buffer<u8> {
-    // SAFETY: the same bytes; the runtime is told of the uses of either as of one.
-    unsafe { Buffer::of(Arc::clone(buffer.memory()), buffer.len()) }
 }
 
 impl<F: WeightFormat> fmt::Debug for Chain<F> {

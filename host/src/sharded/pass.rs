@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use super::chain::{Array, Chain, ChainPass, Position};
+use super::chain::{Chain, ChainPass, Position};
 use super::format::WeightFormat;
 use super::memory::{lend, write_access};
 use super::set::ShardSet;
+use super::step::Published;
 use super::weight::WeightId;
+use crate::runtime::memory::Owner;
 use crate::runtime::module::{note, note_read_after};
 use crate::runtime::{Error, Event, Result, Stream};
 
@@ -19,6 +22,8 @@ pub struct Pass<'p, F: WeightFormat> {
     set: &'p ShardSet<F>,
     chain: &'p Chain<F>,
     pass: ChainPass,
+    /// The number of the graph that holds the pass; none where it is done at once.
+    capture: Option<u64>,
     /// How many weights were lent.
     taken: usize,
     /// The ends of the pulls under way, the next one to be lent first.
@@ -26,12 +31,26 @@ pub struct Pass<'p, F: WeightFormat> {
 }
 
 impl<'p, F: WeightFormat> Pass<'p, F> {
-    pub(super) fn begin(set: &'p ShardSet<F>, chain: &'p mut Chain<F>, pass: ChainPass) -> Result<Self> {
+    pub(super) fn begin(published: &'p Published<'_, F>, chain: &'p mut Chain<F>, pass: ChainPass) -> Result<Self> {
+        let set = published.set;
         if chain.set != set.id {
             let why = "the chain is of another set: make it of this one".to_owned();
             return Err(Error::Invalid { what: "Published", why });
         }
-        let mut pass = Self { set, chain, pass, taken: 0, pulled: VecDeque::new() };
+        let captured = chain.capture()?;
+        let capture = captured.as_ref().map(|captured| captured.number);
+        match (published.capture, captured) {
+            (Some(step), _) if capture != Some(step) => {
+                return Err(Error::NotCapturable {
+                    what: "a pass over a step that is in another graph",
+                    mend: "capture both in one graph, or begin the pass with Published::of a step that was done",
+                });
+            }
+            // The graph has the pass alone: at each replay there must be something to pull.
+            (None, Some(captured)) => captured.keep(Arc::clone(&set.readable) as Arc<dyn Owner>),
+            _ => {}
+        }
+        let mut pass = Self { set, chain, pass, capture, taken: 0, pulled: VecDeque::new() };
         (0..pass.distance().min(pass.positions().len())).try_for_each(|_| pass.pull())?;
         Ok(pass)
     }
@@ -47,12 +66,19 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
     /// Pulls the next weight, if there is one, after what its slot was used for before.
     fn pull(&mut self) -> Result<()> {
         let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
-        let pulls = &self.chain.pulls;
+        let Chain { pulls, own, slots, .. } = self.chain;
         // After the casts, and after all ranks have published: both are uses of the planes.
-        note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&self.chain.slots[position.slot])])?;
-        for Array { whole, rows } in &position.arrays {
-            self.set.planes.get_rows_each(pulls, rows, lend(whole))?;
-        }
+        note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&slots[position.slot])])?;
+        // The own rows beside those of others, between two events: the uses above are those of both streams.
+        let is_divided = !position.others.is_empty() && !position.own.is_empty();
+        let own = if is_divided { own } else { pulls };
+        own.wait(&pulls.mark()?)?;
+        let (planes, slot) = (&self.set.planes, &slots[position.slot]);
+        let copied =
+            planes.get_rows_beside(own, &position.own, lend(slot)).and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
+        // Also where a copy failed: what uses the slot next comes after those that were enqueued.
+        pulls.wait(&own.mark()?)?;
+        copied?;
         self.pulled.push_back(pulls.mark()?);
         tracing::trace!(weight = position.name, slot = position.slot, bytes = position.bytes, "pulled");
         Ok(())
@@ -70,6 +96,13 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         };
         if position.weight != weight {
             return Err(invalid(format!("`{}` is next in the chain: {}", position.name, self.wanted(weight))));
+        }
+        let captures = [self.chain.capture()?, compute.0.capture()].map(|capture| capture.map(|capture| capture.number));
+        if captures != [self.capture; 2] {
+            return Err(Error::NotCapturable {
+                what: "a part of a pass",
+                mend: "name the stream of the computation and Chain::streams to Graph::capture, and begin and finish the pass inside",
+            });
         }
         if self.pulled.is_empty() {
             self.pull()?;
@@ -145,7 +178,7 @@ impl<'a, F: WeightFormat> Gathered<'a, F> {
         &self.tensors[0]
     }
 
-    /// All matrices: one, or those of the experts.
+    /// All matrices: one, those of the experts, or those of the [group](super::ChainConfig::groups), weight by weight in the order in which the pass names them.
     pub fn tensors(&self) -> &'a [F::Tensor] {
         self.tensors
     }

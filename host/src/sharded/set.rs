@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::bf16;
@@ -13,12 +13,11 @@ use super::format::{Parts, WeightFormat};
 use super::layout::{Entry, Layout, aligned, text};
 use super::memory::{lend, write_access};
 use super::split::EqualShards;
-use super::step::Updating;
+use super::step::{Readable, Updating};
 use super::weight::{Weight, WeightId};
 use crate::comm::{Member, Rank, Team};
 use crate::quantize::Direction;
 use crate::runtime::module::{note, zero};
-use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 
@@ -55,9 +54,7 @@ pub struct ShardSet<F: WeightFormat> {
     /// What ranks compare.
     text: String,
     compared: OnceLock<()>,
-    pub(super) is_published: bool,
-    /// The memory into which weights are pulled, of all chains.
-    slots: Mutex<Vec<Buffer<u8>>>,
+    pub(super) readable: Arc<Readable>,
 }
 
 impl<F: WeightFormat> ShardSet<F> {
@@ -100,8 +97,7 @@ impl<F: WeightFormat> ShardSet<F> {
             flags,
             text,
             compared: OnceLock::new(),
-            is_published: false,
-            slots: Mutex::default(),
+            readable: Arc::default(),
         };
         let (mut first_matrix, mut at) = (0, 0);
         for ((weight, shards), starts) in weights.into_iter().zip(layout.shards).zip(layout.starts) {
@@ -189,12 +185,12 @@ impl<F: WeightFormat> ShardSet<F> {
 
     /// The weights, in the order of their numbers.
     pub fn weights(&self) -> impl ExactSizeIterator<Item = (WeightId, &Weight)> {
-        self.entries.iter().enumerate().map(|(i, entry)| (WeightId(i), &entry.weight))
+        self.entries.iter().enumerate().map(|(i, entry)| (WeightId::new(i, &entry.weight), &entry.weight))
     }
 
     /// The number of the weight with a name.
     pub fn find(&self, name: &str) -> Option<WeightId> {
-        self.entries.iter().position(|entry| entry.weight.name == name).map(WeightId)
+        self.weights().find(|(_, weight)| weight.name == name).map(|(id, _)| id)
     }
 
     /// How the rows of a weight are divided.
@@ -219,9 +215,7 @@ impl<F: WeightFormat> ShardSet<F> {
     }
 
     pub(super) fn at(&self, what: &'static str, weight: WeightId) -> Result<&Entry<F>> {
-        let missing =
-            || Error::Invalid { what, why: format!("there is no weight {} among {}: it is of another set", weight.0, self.entries.len()) };
-        self.entries.get(weight.0).ok_or_else(missing)
+        weight.find(&self.entries, |entry| &entry.weight).map_err(|why| Error::Invalid { what, why })
     }
 
     /// Begins the first half of a step: later work of the stream may write this rank's values, once no rank reads the shards of the step before. Does not wait on the host. The
@@ -234,21 +228,18 @@ impl<F: WeightFormat> ShardSet<F> {
         let begun = self.begin(stream);
         self.arena.or_abort(stream, "ShardSet::update", begun)?;
         // What is captured is not done.
-        self.is_published &= stream.is_capturing();
+        if !stream.is_capturing() {
+            self.readable.set(false);
+        }
         Ok(Updating { set: self, stream: stream.clone() })
     }
 
     /// Gives back what was pulled in the step before, and waits for the other ranks to do so.
     fn begin(&self, stream: &Stream) -> Result<()> {
-        // After all that was pulled, wherever: pulls are uses of the slots.
-        let mut slots = lock(&self.slots);
-        note(stream, &slots.iter().map(write_access).collect::<Vec<_>>())?;
-        // Of chains and graphs that are gone.
-        slots.retain(|slot| Arc::strong_count(slot.memory()) > 1);
-        drop(slots);
+        // After all that was pulled, by any chain or graph: pulls are reads of the planes.
+        note(stream, &[write_access(self.planes.local())])?;
         let batch = self.others().try_fold(self.arena.batch(stream), |batch, owner| batch.set(&self.flags, DONE, owner))?;
-        self.others().try_fold(batch, |batch, reader| batch.take_back(&self.flags, DONE, reader))?.enqueue()?;
-        note(stream, &[write_access(self.planes.local())])
+        self.others().try_fold(batch, |batch, reader| batch.take_back(&self.flags, DONE, reader))?.enqueue()
     }
 
     /// Agrees with the other ranks on the amaxes of all matrices.
@@ -290,11 +281,6 @@ impl<F: WeightFormat> ShardSet<F> {
     /// The other members' ranks in the world.
     pub(super) fn others(&self) -> impl Iterator<Item = Rank> + '_ {
         self.member.others_in_world()
-    }
-
-    /// Names memory into which weights are pulled.
-    pub(super) fn add_slots(&self, slots: impl Iterator<Item = Buffer<u8>>) {
-        lock(&self.slots).extend(slots);
     }
 }
 

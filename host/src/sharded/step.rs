@@ -1,6 +1,8 @@
 //! The two halves of a step: shards are written and published, then read.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLockReadGuard};
 
 use oxtile_tile::launch::DeviceViewMut;
 use oxtile_tile::num::bf16;
@@ -11,6 +13,8 @@ use super::layout::Entry;
 use super::pass::Pass;
 use super::set::ShardSet;
 use super::weight::WeightId;
+use crate::runtime::memory::Owner;
+use crate::runtime::stream::StreamInner;
 use crate::runtime::{Error, HostElement, PinnedBuffer, Result, Stream};
 
 /// The first half of a step: this rank's values may be written. Made by [`ShardSet::update`]. If it is dropped without [`publish`](Self::publish), the other ranks wait until the deadline of the arena.
@@ -30,7 +34,7 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
         const WHAT: &str = "Updating::master";
         let rank = self.set.member.rank();
         self.set.at(WHAT, weight)?;
-        let Entry { weight, shards, masters, .. } = &mut self.set.entries[weight.0];
+        let Entry { weight, shards, masters, .. } = &mut self.set.entries[weight.index()];
         let own = shards.range(rank);
         let missing = || Error::Invalid {
             what: WHAT,
@@ -46,7 +50,7 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
     /// As [`master`](Self::master); [`Error::Length`] unless there are as many values; as [`Buffer::copy_from_pinned`](crate::Buffer::copy_from_pinned).
     pub fn write<H: HostElement<Device = bf16>>(&mut self, weight: WeightId, expert: u64, values: &[H]) -> Result<()> {
         Error::check_length("Updating::write", self.master(weight, expert)?.len(), values.len() as u64)?;
-        let master = &self.set.entries[weight.0].masters[expert as usize];
+        let master = &self.set.entries[weight.index()].masters[expert as usize];
         // SAFETY: the first elements of the matrix, which `self` has for itself; the rest is padding.
         let mut own = unsafe { master.window::<bf16>(0, values.len() as u64) };
         own.copy_from_pinned(&self.stream, &PinnedBuffer::from_slice(&self.stream, values)?)
@@ -67,8 +71,11 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
         let cast = set.agree(&stream).and_then(|()| set.cast(&stream)).and_then(|()| set.tell(&stream));
         set.arena.or_abort(&stream, "Updating::publish", cast)?;
         // What is captured is not done.
-        set.is_published |= !stream.is_capturing();
-        Ok(Published { set })
+        let capture = stream.0.capture().map(|capture| capture.number);
+        if capture.is_none() {
+            set.readable.set(true);
+        }
+        Ok(Published { set, capture })
     }
 }
 
@@ -89,6 +96,34 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
 /// ```
 pub struct Published<'s, F: WeightFormat> {
     pub(super) set: &'s ShardSet<F>,
+    /// The number of the graph that holds the step; none where it was done at once.
+    pub(super) capture: Option<u64>,
+}
+
+/// Whether the shards of a set may be pulled now. A graph that has a pass, and not its step, keeps it, and is refused while they may not.
+#[derive(Default)]
+pub(super) struct Readable(AtomicBool);
+
+impl Readable {
+    pub fn set(&self, is_readable: bool) {
+        self.0.store(is_readable, Ordering::Release);
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Owner for Readable {
+    fn begin(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        if self.get() {
+            return Ok(None);
+        }
+        let why = "it has a pass over weights, whose values are being written: replay it after Updating::publish".to_owned();
+        Err(Error::NotReady { what: "Graph::replay".to_owned(), why })
+    }
+
+    fn used_on(&self, _: &Arc<StreamInner>) {}
 }
 
 impl<'s, F: WeightFormat> Published<'s, F> {
@@ -102,8 +137,8 @@ impl<'s, F: WeightFormat> Published<'s, F> {
     /// # Errors
     /// [`Error::Invalid`] if no step was published, or the next one has begun. A step that was captured is not done before its graph is replayed, and does not count.
     pub fn of(set: &'s ShardSet<F>) -> Result<Self> {
-        if set.is_published {
-            return Ok(Self { set });
+        if set.readable.get() {
+            return Ok(Self { set, capture: None });
         }
         let why = "nothing is published: call `update` and `publish` on all ranks first".to_owned();
         Err(Error::Invalid { what: "Published::of", why })
@@ -112,9 +147,10 @@ impl<'s, F: WeightFormat> Published<'s, F> {
     /// Begins a forward pass of a chain: its first weights are pulled.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a chain of another set; [`Error::NotCapturable`] if the chain's stream or that of the update alone is captured; what ended the arena; an error of the driver.
+    /// [`Error::Invalid`] for a chain of another set; [`Error::NotCapturable`] if one of the chain's streams alone is captured, or the step in another graph than the pass; what ended the
+    /// arena; an error of the driver.
     pub fn forward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
-        Pass::begin(self.set, chain, ChainPass::Forward)
+        Pass::begin(self, chain, ChainPass::Forward)
     }
 
     /// Begins a backward pass: the same weights in reverse order, by columns. Begin it before the work that comes between the passes is enqueued, as the loss: then its first weights
@@ -123,7 +159,7 @@ impl<'s, F: WeightFormat> Published<'s, F> {
     /// # Errors
     /// As [`forward`](Self::forward).
     pub fn backward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
-        Pass::begin(self.set, chain, ChainPass::Backward)
+        Pass::begin(self, chain, ChainPass::Backward)
     }
 }
 

@@ -5,14 +5,37 @@ use super::split::EqualShards;
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
 
-/// The number of a weight in its [`ShardSet`](super::ShardSet), in the order in which the weights were named.
+/// A weight of a [`ShardSet`](super::ShardSet) or of a [`GradientScatter`](super::GradientScatter): its number, in the order in which the weights were named, and a mark of its name and
+/// shape. So a set and the gradients of the same weights take each other's, and what has another weight at that number refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WeightId(pub(super) usize);
+pub struct WeightId {
+    number: usize,
+    mark: u64,
+}
 
 impl WeightId {
+    pub(super) fn new(number: usize, weight: &Weight) -> Self {
+        Self { number, mark: weight.mark() }
+    }
+
     /// The number.
     pub fn index(self) -> usize {
-        self.0
+        self.number
+    }
+
+    /// The weight among `all`, or why it is none of them.
+    pub(super) fn find<T>(self, all: &[T], weight: impl Fn(&T) -> &Weight) -> std::result::Result<&T, String> {
+        let Some(found) = all.get(self.number) else {
+            return Err(format!("there is no weight {} among {}: it is of another list of weights", self.number, all.len()));
+        };
+        if weight(found).mark() == self.mark {
+            return Ok(found);
+        }
+        let Weight { name, rows, columns, .. } = weight(found);
+        Err(format!(
+            "weight {} is `{name}` of {rows} times {columns} here, and another one was asked for: it is of another list of weights",
+            self.number
+        ))
     }
 }
 
@@ -34,7 +57,7 @@ pub struct Weight {
     pub name: String,
     /// How many matrices; 1 for a weight that is no group of experts.
     pub experts: u64,
-    /// Rows of a matrix: the outputs of its product.
+    /// Rows of a matrix: the outputs of its product. There may be none, as of an expert that is not there.
     pub rows: u64,
     /// Columns of a matrix: the inputs of its product.
     pub columns: u64,
@@ -60,6 +83,13 @@ impl Weight {
         Self { uses: Uses::ForwardOnly, ..self }
     }
 
+    /// A number that follows from name and shape (FNV-1a of 64 bits, <http://www.isthe.com/chongo/tech/comp/fnv/>).
+    fn mark(&self) -> u64 {
+        let shape = [self.experts, self.rows, self.columns].into_iter().flat_map(u64::to_le_bytes);
+        let step = |mark: u64, byte: u8| (mark ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        self.name.bytes().chain(shape).fold(0xcbf2_9ce4_8422_2325, step)
+    }
+
     /// How the rows of each matrix are divided.
     pub fn shards<F: WeightFormat>(&self, world: WorldSize) -> EqualShards<F> {
         EqualShards::new(self.rows, world)
@@ -67,7 +97,7 @@ impl Weight {
 
     /// Fails unless the format can hold it.
     pub(super) fn check<F: WeightFormat>(&self) -> Result<()> {
-        let why = if self.experts == 0 || self.rows == 0 || self.columns == 0 {
+        let why = if self.experts == 0 || self.columns == 0 {
             "has no elements: leave it out".to_owned()
         } else if !self.columns.is_multiple_of(F::COLUMNS) {
             format!("has {} columns, and {} takes multiples of {}: pad them, or keep it in bf16", self.columns, F::NAME, F::COLUMNS)

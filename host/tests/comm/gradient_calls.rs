@@ -12,7 +12,7 @@ use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result};
 use crate::arenas::{Arenas, symmetric};
 use crate::gradient_ranks::{Calls, Case, Side, expected, gradient, member, options, weights};
 
-const MEAN: GradientConfig = GradientConfig { scale: 0.5, slot_bytes: None };
+const MEAN: GradientConfig = GradientConfig { scale: 0.5, arena_bytes: None };
 
 /// Ranks with gradients of these weights.
 fn sides(all: &Arenas, weights: &[Weight]) -> Result<Vec<Side<bf16>>> {
@@ -178,8 +178,8 @@ fn teams_side_by_side() -> Result<()> {
         .into_iter()
         .map(|(ranks, weights)| Case { weights, steps: 2, ..Case::new(ranks, Calls::Eager) })
         .collect();
-    let bytes = cases.iter().map(|case| GradientScatter::<bf16>::slot_bytes::<Mxfp8>(&case.weights, WorldSize::new(case.ranks).unwrap()));
-    let config = GradientConfig { scale: 0.5, slot_bytes: bytes.max() };
+    let bytes = teams.iter().zip(&cases).map(|(team, case)| GradientScatter::<bf16>::arena_bytes::<Mxfp8>(team, &case.weights).unwrap());
+    let config = GradientConfig { scale: 0.5, arena_bytes: bytes.max() };
     let mut sides = Vec::new();
     for (rank, arena) in all.arenas.iter().enumerate() {
         let (number, member) = teams.iter().enumerate().find_map(|(i, team)| Some((i, team.member(arena.rank())?))).expect("all are");
@@ -293,9 +293,9 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
         |weights: &[Weight], config| Side::<bf16>::new::<Bf16>(&all, 0, &member(&all, 0), weights, config).err().unwrap().to_string();
     let scale = refused(&two_weights(), GradientConfig { scale: f32::NAN, ..MEAN });
     assert_eq!(scale, "GradientScatter::new: the scale is NaN: take 1 for the sum, GradientConfig::mean for the mean");
-    let small = refused(&two_weights(), GradientConfig { slot_bytes: Some(62), ..MEAN });
-    assert_eq!(small, "GradientConfig: slots of 62 bytes for parts of 64: take the most of all teams (GradientScatter::slot_bytes)");
-    assert!(refused(&[Weight::new("none", [0, 8])], MEAN).contains("`none` has no elements"));
+    let small = refused(&two_weights(), GradientConfig { arena_bytes: Some(124), ..MEAN });
+    assert_eq!(small, "GradientConfig: slots of 62 bytes for parts of 64: take the most of all teams (GradientScatter::arena_bytes)");
+    assert!(refused(&[Weight::new("none", [8, 0])], MEAN).contains("`none` has no elements"));
     let other = Team::all(WorldSize::new(3).unwrap()).member(all.arenas[0].rank()).unwrap();
     let error = GradientScatter::<bf16>::new::<Bf16>(all.stream(0), &all.arenas[0], &other, &two_weights(), MEAN).unwrap_err();
     assert!(error.to_string().contains("in an arena of"), "{error}");
@@ -318,7 +318,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
             assert!(error.contains(why), "{error}");
         };
         let none = |_| Ok(());
-        refused(gradients.main_grad(foreign).map(drop), "there is no weight 2: these are the gradients of 2");
+        refused(gradients.main_grad(foreign).map(drop), "there is no weight 2 among 2: it is of another list of weights");
         refused(gradients.scatter(fc1, compute, none), "GradientScatter::scatter: no buffer of `fc1` was asked for");
         let whole = gradients.buffer(fc1, compute)?;
         refused(gradients.buffer(fc1, compute).map(drop), "the buffer of `fc1` was asked for twice");

@@ -55,6 +55,7 @@ pub fn weights() -> Vec<Weight> {
         Weight::new("experts", [6, 3]).experts(4),
         Weight::new("blocks", [33, 16]),
         Weight::new("narrow", [5, 1]),
+        Weight::new("no rows", [0, 8]),
     ]
 }
 
@@ -122,11 +123,14 @@ where
     f32: Summand<E>,
 {
     pub fn new<F: WeightFormat>(all: &Arenas, rank: usize, member: &Member, weights: &[Weight], config: GradientConfig) -> Result<Self> {
-        let compute = all.stream(rank).clone();
-        let gradients = GradientScatter::new::<F>(&compute, &all.arenas[rank], member, weights, config)?;
-        let computed =
-            weights.iter().map(|w| Buffer::named(&compute, "computed", w.experts * w.rows * w.columns)).collect::<Result<_>>()?;
-        Ok(Self { product: SumParts::new(&all.world.runtime)?, compute, gradients, computed })
+        let compute = all.stream(rank);
+        Self::of(compute, weights, GradientScatter::new::<F>(compute, &all.arenas[rank], member, weights, config)?)
+    }
+
+    /// One that has these gradients.
+    pub fn of(compute: &Stream, weights: &[Weight], gradients: GradientScatter<E>) -> Result<Self> {
+        let computed = weights.iter().map(|w| Buffer::named(compute, "computed", w.experts * w.rows * w.columns)).collect::<Result<_>>()?;
+        Ok(Self { product: SumParts::new(&compute.device().runtime())?, compute: compute.clone(), gradients, computed })
     }
 
     /// Uploads what the rank of the team computes in a step.
@@ -180,7 +184,7 @@ impl Case {
     {
         let scale = 1.0 / 3.0;
         let all = Arenas::with(self.ranks, self.seed, options());
-        let side = |rank| Side::<E>::new::<F>(&all, rank, &member(&all, rank), &self.weights, GradientConfig { scale, slot_bytes: None });
+        let side = |rank| Side::<E>::new::<F>(&all, rank, &member(&all, rank), &self.weights, GradientConfig { scale, arena_bytes: None });
         let mut sides = (0..self.ranks as usize).map(side).collect::<Result<Vec<_>>>()?;
         sides.iter().try_for_each(|side| side.gradients.open())?;
         let all_in_order: Vec<_> = sides[0].gradients.ids().rev().collect();

@@ -13,8 +13,10 @@
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
+//! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
 //! | `sharded_gradients`, `gradient_calls`, `gradient_bugs` | gradients that are summed where their rows are owned: their bits; calls, hooks and teams; planted bugs |
+//! | `gradient_messages` | the same without an arena |
 //! | `gradient_ranks` | ranks with gradients, and what they are to find |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
@@ -39,6 +41,7 @@ mod foreign;
 mod gathers;
 mod gradient_bugs;
 mod gradient_calls;
+mod gradient_messages;
 mod gradient_ranks;
 mod graphs;
 mod groups;
@@ -60,6 +63,8 @@ mod sharded_gradients;
 mod sharded_graphs;
 mod sharded_protocol;
 mod sharded_ranks;
+mod sharded_requirements;
+mod sharded_soak;
 mod shards;
 mod support;
 mod symmetric;

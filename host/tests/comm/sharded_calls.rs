@@ -143,6 +143,44 @@ fn weights_are_used_twice_and_recomputed() {
     }
 }
 
+/// Experts of other rows, one of them of none, are one position: what it lends is what positions of their own lend.
+fn ragged<F: Oracle>(ranks: u32) {
+    let columns = F::COLUMNS.max(8);
+    let rows = [("first", 48), ("e0", 40), ("e1", 0), ("e2", 17), ("e3", 1), ("last", 33)];
+    let weights = rows.map(|(name, rows)| Weight::new(name, [rows, 2 * columns])).to_vec();
+    let world = World::new(ranks, 8);
+    let mut holders = holders::<F>(&world, &weights);
+    for step in 0..2 {
+        for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+            holder.publish(stream, step).unwrap();
+        }
+        for (holder, stream) in holders.iter().zip(&world.streams) {
+            let ids: Vec<_> = holder.set.weights().map(|(id, _)| id).collect();
+            let experts = ids[1..5].to_vec();
+            let mut alone = chain(holder, stream, |config| config).unwrap();
+            let mut together = chain(holder, stream, |config| ChainConfig { groups: vec![experts.clone()], ..config }).unwrap();
+            for is_backward in [false, true] {
+                let [alone, together] = [&mut alone, &mut together].map(|chain| holder.pass(chain, stream, is_backward).unwrap());
+                assert_eq!(together.iter().map(Vec::len).collect::<Vec<_>>(), [1, 4, 1], "{}", F::NAME);
+                assert_eq!(together.concat(), alone.concat(), "{}, {ranks} ranks, backward: {is_backward}", F::NAME);
+            }
+            let apart = |config: ChainConfig| ChainConfig { groups: vec![vec![ids[1], ids[3]]], ..config };
+            let text = invalid(chain(holder, stream, apart));
+            assert!(text.contains("`e0` is of a group of 2, and 1 of it follow one another in a pass"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn ragged_experts_are_one_position() {
+    for ranks in [1, 2, 3] {
+        ragged::<Bf16>(ranks);
+        ragged::<Fp8>(ranks);
+        ragged::<Mxfp8>(ranks);
+        ragged::<Nvfp4>(ranks);
+    }
+}
+
 /// Values that no rank writes in a step stay, and so do those that are written in one half of the ranks alone.
 #[test]
 fn what_is_not_written_stays() {
@@ -193,15 +231,20 @@ fn wrong_orders_are_named() {
     assert!(text.contains("no weight after `third`: `first` was asked for"), "{text}");
     pass.finish().unwrap();
 
+    // The weights of another list, of the same number.
+    let others = holders::<Bf16>(&world, &[Weight::new("first", [48, 16]), Weight::new("other", [80, 16])]).remove(0);
+    for (id, weight) in others.set.weights().map(|(id, _)| id).zip(["`first` of 48 times 32", "`second` of 80 times 16"]) {
+        let text = invalid(holder.set.own_rows(id));
+        assert!(text.contains(weight) && text.contains("it is of another list of weights"), "{text}");
+        assert!(invalid(ChainConfig::new(&holder.set, [id])).contains(weight));
+    }
+
     let other = holders::<Bf16>(&world, &weights()).remove(0);
     let mut foreign = chain(&other, stream, |config| config).unwrap();
     assert!(invalid(published.forward(&mut foreign)).contains("of another set"));
     let text = invalid(chain(&holder, stream, |config| ChainConfig { memory: Some(1000), ..config }));
     assert!(text.contains("1000"), "{text}");
-    assert!(
-        invalid(chain(&holder, stream, |_| ChainConfig { forward: vec![], backward: vec![], distance: 1, memory: None }))
-            .contains("no weights")
-    );
+    assert!(invalid(chain(&holder, stream, |config| ChainConfig { forward: vec![], backward: vec![], ..config })).contains("no weights"));
 }
 
 #[test]
@@ -212,7 +255,7 @@ fn weights_that_cannot_be_shared_are_named() {
     let member = Team::all(world.size()).member(arena.rank()).unwrap();
     let made = |weights| invalid(ShardSet::<Nvfp4>::new(stream, &arena, &member, weights));
     assert!(made(vec![Weight::new("narrow", [16, 24])]).contains("`narrow` has 24 columns, and NVFP4 takes multiples of 16"));
-    assert!(made(vec![Weight::new("none", [0, 16])]).contains("`none` has no elements"));
+    assert!(made(vec![Weight::new("none", [16, 0])]).contains("`none` has no elements"));
     assert!(made(vec![]).contains("no weights"));
     assert!(made(vec![Weight::new("w", [16, 16]), Weight::new("w", [32, 16])]).contains("two weights are named `w`"));
     let embedding = ShardSet::<Fp8>::new(stream, &arena, &member, vec![Weight::new("embedding", [16, 16]).forward_only()]).unwrap();

@@ -10,7 +10,7 @@ use oxtile::Runtime;
 use crate::support::is_long;
 
 fn by_threads(runtime: Runtime, ranks: u32, steps: u32, format: &str) -> Comparison {
-    let options = Options { ranks, steps, format: format.to_owned() };
+    let options = Options { ranks, steps, format: format.to_owned(), ..Options::default() };
     compare(&Place::Threads(runtime), &options).unwrap_or_else(|error| panic!("{options:?}: {error}"))
 }
 
@@ -31,16 +31,27 @@ fn the_loss_falls_and_no_step_has_a_race() {
     }
     for format in ["bf16", "mxfp8", "nvfp4"] {
         let found = by_threads(Runtime::emulated_fast(3).unwrap(), 3, 8, format);
-        assert_eq!(found.equal, [3, 3], "{format}: {found}");
+        assert_eq!(found.equal, Some([3, 3]), "{format}: {found}");
         assert!(found.losses[7] < found.losses[0] / 2.0, "{format}: {found}");
         // With the checks of kernels and streams.
-        assert_eq!(by_threads(Runtime::emulated(2).unwrap(), 2, 2, format).equal, [2, 2], "{format}");
+        assert_eq!(by_threads(Runtime::emulated(2).unwrap(), 2, 2, format).equal, Some([2, 2]), "{format}");
     }
+}
+
+/// A run that is timed trains no other device, and has the same losses.
+#[test]
+fn a_step_is_timed_without_a_comparison() {
+    let options = Options { ranks: 2, steps: 3, is_compared: false, ..Options::default() };
+    let timed = compare(&Place::Threads(Runtime::emulated_fast(2).unwrap()), &options).unwrap();
+    let compared = by_threads(Runtime::emulated_fast(2).unwrap(), 2, 3, "bf16");
+    assert_eq!((timed.equal, compared.equal), (None, Some([2, 2])));
+    assert_eq!(timed.losses, compared.losses);
+    assert!(timed.to_string().ends_with(" ms a step"), "{timed}");
 }
 
 #[test]
 fn a_format_that_is_not_there_is_named() {
-    let options = Options { ranks: 1, steps: 1, format: "fp6".to_owned() };
+    let options = Options { ranks: 1, steps: 1, format: "fp6".to_owned(), ..Options::default() };
     let error = compare(&Place::Threads(Runtime::emulated_fast(1).unwrap()), &options).unwrap_err();
     assert_eq!(error.to_string(), "there is no format fp6: give bf16, mxfp8 or nvfp4");
 }

@@ -2,7 +2,7 @@
 
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Mxfp8, Nvfp4, Published, Weight};
+use oxtile::sharded::{Bf16, Chain, ChainConfig, Mxfp8, Nvfp4, Published, Weight, WeightId};
 use oxtile::sum_parts::SumParts;
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Stream};
 
@@ -27,8 +27,8 @@ fn replayed<F: Wide>(ranks: u32, seed: u64) {
             .collect();
         let padded = |weight: &Weight| weight.shards::<F>(world.size()).padded_rows() * weight.columns;
         let mut read: Vec<_> = (0..2).flat_map(|_| &weights).map(|weight| Buffer::<bf16>::zeros(stream, padded(weight)).unwrap()).collect();
-        let pulls = chain.stream().clone();
-        let graph = Graph::capture(&[stream, &pulls], || {
+        let [pulls, beside] = chain.streams().map(Clone::clone);
+        let graph = Graph::capture(&[stream, &pulls, &beside], || {
             let mut updating = holder.set.update(stream)?;
             let ids: Vec<_> = updating.set().weights().map(|(id, _)| id).collect();
             for (id, own) in ids.iter().zip(&own) {
@@ -113,11 +113,136 @@ fn a_pass_is_captured_whole() {
     holder.publish(stream, 0).unwrap();
     let ids: Vec<_> = holder.set.weights().map(|(id, _)| id).collect();
     let mut own = chain(&holder, stream, |config| config).unwrap();
-    let pulls = own.stream().clone();
+    let [pulls, beside] = own.streams().map(Clone::clone);
     let published = Published::of(&holder.set).unwrap();
     let mut pass = published.forward(&mut own).unwrap();
-    let captured = Graph::capture(&[stream, &pulls], || pass.take(ids[0], stream).map(|_| ()));
+    let captured = Graph::capture(&[stream, &pulls, &beside], || pass.take(ids[0], stream).map(|_| ()));
     assert!(matches!(captured, Err(Error::NotCapturable { .. })), "{captured:?}");
+}
+
+/// What is captured in part is refused before anything is enqueued, and says what to name.
+#[test]
+fn a_part_of_a_pass_is_refused() {
+    let world = World::new(1, 0);
+    let stream = &world.streams[0];
+    let mut holder = holders::<Bf16>(&world, &weights()).remove(0);
+    let mut own = chain(&holder, stream, |config| ChainConfig { distance: 0, ..config }).unwrap();
+    let [pulls, beside] = own.streams().map(Clone::clone);
+    let refused = |captured: Result<Graph, Error>, what: &str| match captured {
+        Err(error @ Error::NotCapturable { .. }) => assert!(error.to_string().contains(what), "{error}"),
+        other => panic!("{other:?}"),
+    };
+    // A step that is in a graph is not done, and its passes are in that graph.
+    let mut left = None;
+    Graph::capture(&[stream], || {
+        left = Some(holder.set.update(stream)?.publish()?);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    let error = left.take().unwrap().forward(&mut own).map(drop).unwrap_err();
+    assert!(matches!(error, Error::NotCapturable { .. }) && error.to_string().contains("a step that is in another graph"), "{error}");
+
+    holder.publish(stream, 0).unwrap();
+    let published = Published::of(&holder.set).unwrap();
+    refused(Graph::capture(&[stream, &pulls], || published.forward(&mut own).map(drop)), "one stream of a chain");
+    let mut pass = published.forward(&mut own).unwrap();
+    let first = pass.next_weight().unwrap();
+    refused(Graph::capture(&[stream, &pulls, &beside], || pass.take(first, stream).map(drop)), "a part of a pass");
+    refused(Graph::capture(&[stream], || pass.take(first, stream).map(drop)), "a part of a pass");
+    pass.take(first, stream).unwrap();
+    drop(pass);
+    refused(
+        Graph::capture(&[&pulls, &beside], || {
+            let mut pass = published.forward(&mut own)?;
+            pass.take(first, stream).map(drop)
+        }),
+        "a part of a pass",
+    );
+}
+
+/// A graph that has a pass alone is replayed while shards are published, and not while they are written.
+#[test]
+fn a_pass_is_not_replayed_while_values_are_written() {
+    let world = World::new(1, 0);
+    let stream = &world.streams[0];
+    let mut holder = holders::<Bf16>(&world, &weights()).remove(0);
+    let mut own = chain(&holder, stream, |config| config).unwrap();
+    let [pulls, beside] = own.streams().map(Clone::clone);
+    holder.publish(stream, 0).unwrap();
+    let graph = Graph::capture(&[stream, &pulls, &beside], || {
+        let published = Published::of(&holder.set)?;
+        let mut pass = published.forward(&mut own)?;
+        while let Some(id) = pass.next_weight() {
+            pass.take(id, stream)?;
+        }
+        pass.finish()
+    })
+    .unwrap();
+    graph.replay(stream).unwrap();
+    let updating = holder.set.update(stream).unwrap();
+    let error = graph.replay(stream).unwrap_err();
+    assert!(matches!(error, Error::NotReady { .. }) && error.to_string().contains("replay it after Updating::publish"), "{error}");
+    updating.publish().unwrap();
+    graph.replay(stream).unwrap();
+    stream.synchronize().unwrap();
+}
+
+/// A captured chain and an eager one in turn, in both orders, step after step: a weight of the eager one is pulled between two replays of the other.
+#[test]
+fn a_captured_chain_and_an_eager_one_in_both_orders() {
+    for seed in 0..seeds() / 4 {
+        let (world, weights) = (World::new(2, seed), weights());
+        let mut holders = holders::<Bf16>(&world, &weights);
+        let copy = SumParts::<bf16, bf16>::new(&world.runtime).unwrap();
+        let mut sides = Vec::new();
+        for (holder, stream) in holders.iter().zip(&world.streams) {
+            let ids: Vec<_> = holder.set.weights().map(|(id, _)| id).collect();
+            let made = |ids: &[WeightId]| Chain::new(stream, &holder.set, &ChainConfig::new(&holder.set, ids.to_vec()).unwrap()).unwrap();
+            let read: Vec<_> = weights.iter().map(|weight| Buffer::<bf16>::zeros(stream, weight.rows * weight.columns).unwrap()).collect();
+            sides.push((made(&[ids[0], ids[2]]), made(&[ids[1]]), read));
+        }
+        let mut graphs: Vec<Option<Graph>> = vec![None, None];
+        let mut found = Vec::new();
+        for step in 0..4 {
+            for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+                holder.publish(stream, step).unwrap();
+            }
+            for (((holder, stream), (captured, eager, read)), graph) in holders.iter().zip(&world.streams).zip(&mut sides).zip(&mut graphs)
+            {
+                let published = Published::of(&holder.set).unwrap();
+                let pass_of = |chain: &mut Chain<Bf16>, read: &mut [Buffer<bf16>]| {
+                    let mut pass = published.forward(chain)?;
+                    while let Some(id) = pass.next_weight() {
+                        copy.round(stream, pass.take(id, stream)?.data.view(), read[id.index()].view_mut())?;
+                    }
+                    pass.finish()
+                };
+                if graph.is_none() {
+                    let [pulls, beside] = captured.streams().map(Clone::clone);
+                    *graph = Some(Graph::capture(&[stream, &pulls, &beside], || pass_of(captured, read)).unwrap());
+                }
+                for is_captured in if (seed + u64::from(step)) % 2 == 0 { [true, false] } else { [false, true] } {
+                    match is_captured {
+                        true => graph.as_ref().unwrap().replay(stream).unwrap(),
+                        false => pass_of(eager, read).unwrap(),
+                    }
+                }
+                for (at, read) in read.iter().enumerate() {
+                    let mut host = PinnedBuffer::<bf16>::zeros(stream, read.len() as usize).unwrap();
+                    read.copy_to_pinned(stream, &mut host).unwrap();
+                    found.push((step, at, host));
+                }
+            }
+        }
+        world.streams.iter().try_for_each(Stream::synchronize).unwrap();
+        for (step, at, host) in found {
+            let Weight { rows, columns, .. } = weights[at];
+            let exact: Vec<_> =
+                values(step, at, 0, [rows, columns]).into_iter().map(|value| half::bf16::from_f32(value).to_bits()).collect();
+            let found: Vec<_> = host.as_slice().unwrap().iter().map(|value| value.to_bits()).collect();
+            assert!(found == exact, "seed {seed}, step {step}, weight {at}");
+        }
+    }
 }
 
 /// Products on `wgmma`, which need maps of their operands, are bound to where whole weights are, once; a graph holds the pass alone, and steps between its replays are eager.
@@ -161,8 +286,8 @@ fn a_captured_pass_multiplies_what_eager_steps_publish() {
             let all = holders.iter().zip(&world.streams).zip(&mut graphs).zip(&mut bound).zip(&mut chains);
             for ((((holder, stream), graph), products), chain) in all {
                 if graph.is_none() {
-                    let pulls = chain.stream().clone();
-                    let captured = Graph::capture(&[stream, &pulls], || {
+                    let [pulls, beside] = chain.streams().map(Clone::clone);
+                    let captured = Graph::capture(&[stream, &pulls, &beside], || {
                         let published = Published::of(&holder.set)?;
                         let mut pass = published.forward(chain)?;
                         for product in &mut *products {

@@ -6,7 +6,7 @@ use oxtile::quantize::Direction;
 use oxtile::sharded::{self, Bf16, Chain, ChainConfig, Fp8, ShardSet, Weight};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions};
-use oxtile::{Buffer, Graph, PinnedBuffer, Result};
+use oxtile::{Buffer, Graph, PinnedBuffer, Result, Stream};
 
 use crate::sharded_ranks::{Holder, Oracle, expected, values, weights};
 use crate::watch::{doing, settle};
@@ -50,6 +50,29 @@ fn pulls<F: Oracle>(rank: &HostRank, options: ArenaOptions) -> Result<()> {
     arena.close()?.finish()
 }
 
+/// Steps of two weights, one after another; `between` in the middle of a pass of the middle one, when a weight is on its way. It takes less of the arena than [`ROOM`](crate::gathered::ROOM).
+///
+/// # Errors
+/// What ended the arena.
+pub fn turns(arena: &Arena, stream: &Stream, steps: u32, between: &dyn Fn()) -> Result<()> {
+    let member = Team::all(arena.world()).member(arena.rank()).expect("every rank is of the world");
+    let weights = [Weight::new("first", [96, 64]), Weight::new("second", [128, 64])];
+    let mut set = ShardSet::<Bf16>::new(stream, arena, &member, weights.to_vec())?;
+    let mut chain = Chain::new(stream, &set, &ChainConfig::new(&set, set.weights().map(|(id, _)| id))?)?;
+    for step in 0..steps {
+        let published = set.update(stream)?.publish()?;
+        let mut pass = published.forward(&mut chain)?;
+        while let Some(id) = pass.next_weight() {
+            pass.take(id, stream)?;
+            if step == steps / 2 && id.index() == 0 {
+                between();
+            }
+        }
+        pass.finish()?;
+    }
+    Ok(())
+}
+
 /// Whole steps in a graph, from the first call on.
 fn replays(rank: &HostRank, options: ArenaOptions) -> Result<()> {
     let (device, arena) = (rank.device(), Arena::open(rank, options)?);
@@ -64,9 +87,9 @@ fn replays(rank: &HostRank, options: ArenaOptions) -> Result<()> {
     let mut own = own.collect::<Result<Vec<_>>>()?;
     let mut read = weights.iter().map(|weight| Buffer::<bf16>::zeros(&stream, weight.rows * weight.columns)).collect::<Result<Vec<_>>>()?;
     let (narrow, copy) = (SumParts::<f32, bf16>::new(&device.runtime())?, SumParts::<bf16, bf16>::new(&device.runtime())?);
-    let pulls = chain.stream().clone();
+    let [pulls, beside] = chain.streams().map(Clone::clone);
     doing(rank.rank(), "capturing".to_owned());
-    let graph = Graph::capture(&[&stream, &pulls], || {
+    let graph = Graph::capture(&[&stream, &pulls, &beside], || {
         let mut updating = set.update(&stream)?;
         for (id, own) in ids.iter().zip(&own) {
             narrow.round(&stream, own.view(), updating.master(*id, 0)?)?;

@@ -89,9 +89,7 @@ pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy]) -> Result<()
     // Rows and single ranges are calls of their own.
     let mut parts = copies.chunk_by(|one, next| (one.rows == CopyRows::ONE) == (next.rows == CopyRows::ONE));
     parts.try_for_each(|part| match part {
-        // SAFETY: passed on to the caller.
-        [one] => unsafe { enqueue(stream, *one) },
-        // SAFETY: as above; these have one row each.
+        // SAFETY: passed on to the caller; these have one row each.
         [one, ..] if one.rows == CopyRows::ONE => unsafe { enqueue_ranges(stream, part) },
         // SAFETY: as above.
         _ => unsafe { enqueue_rows(stream, part) },
@@ -111,7 +109,7 @@ unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy]) -> Result<()> {
         srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
         srcLocHint: NOWHERE,
         dstLocHint: NOWHERE,
-        flags: CUmemcpyFlags::CU_MEMCPY_FLAG_DEFAULT as u32,
+        flags: BESIDE_KERNELS,
     };
     let (mut first, count) = (0, copies.len().min(MOST));
     let [targets, sources] = [&mut targets, &mut sources].map(|addresses| addresses.as_mut_ptr());
@@ -120,6 +118,9 @@ unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy]) -> Result<()> {
         unsafe { sys::cuMemcpyBatchAsync_v2(targets, sources, sizes.as_mut_ptr(), count, &raw mut attributes, &raw mut first, 1, stream) };
     check("cuMemcpyBatchAsync", result)
 }
+
+/// By an engine, where a copy within a device could be done by multiprocessors: a hint (CUDA driver API, `CUmemcpyFlags`).
+const BESIDE_KERNELS: u32 = CUmemcpyFlags::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE as u32;
 
 /// No hint of where memory lies: hints are for managed memory.
 const NOWHERE: CUmemLocation = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
@@ -148,6 +149,6 @@ fn box_of(copy: &Copy) -> CUDA_MEMCPY3D_BATCH_OP {
         dst: operand(copy.target, copy.rows.target_pitch),
         extent: CUextent3D { width, height, depth: 1 },
         srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-        flags: CUmemcpyFlags::CU_MEMCPY_FLAG_DEFAULT as u32,
+        flags: BESIDE_KERNELS,
     }
 }

@@ -1,5 +1,6 @@
 //! How gradients of ranks become one, and the memory that it takes.
 
+use super::slots::SLOTS;
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
 
@@ -8,15 +9,15 @@ use crate::runtime::{Error, Result};
 pub struct GradientConfig {
     /// What the sum over the ranks is multiplied by: 1 for the sum, one over the ranks for the mean.
     pub scale: f32,
-    /// Bytes of each of the two slots in the arena, where other teams of the arena have other weights and all take the same: the most of
-    /// [`GradientScatter::slot_bytes`](super::GradientScatter::slot_bytes). `None` takes what the weights need.
-    pub slot_bytes: Option<u64>,
+    /// Bytes of the two slots in the arena, where other teams of the arena have other weights and all take the same: the most of
+    /// [`GradientScatter::arena_bytes`](super::GradientScatter::arena_bytes). `None` takes what the weights need.
+    pub arena_bytes: Option<u64>,
 }
 
 impl Default for GradientConfig {
     /// The sum.
     fn default() -> Self {
-        Self { scale: 1.0, slot_bytes: None }
+        Self { scale: 1.0, arena_bytes: None }
     }
 }
 
@@ -26,12 +27,22 @@ impl GradientConfig {
         Self { scale: 1.0 / ranks.get() as f32, ..Self::default() }
     }
 
+    /// Fails for a scale that is NaN or infinite.
+    pub(super) fn check(&self, what: &'static str) -> Result<()> {
+        if self.scale.is_finite() {
+            return Ok(());
+        }
+        let why = format!("the scale is {}: take 1 for the sum, GradientConfig::mean for the mean", self.scale);
+        Err(Error::Invalid { what, why })
+    }
+
     /// Elements of a slot of so many at least.
     pub(super) fn slot_elements(&self, needed: u64, element_bytes: u64) -> Result<u64> {
-        match self.slot_bytes.map(|bytes| bytes / element_bytes) {
+        match self.arena_bytes.map(|bytes| bytes / SLOTS as u64 / element_bytes) {
             Some(elements) if elements < needed => {
                 let [bytes, needed] = [elements, needed].map(|elements| elements * element_bytes);
-                let why = format!("slots of {bytes} bytes for parts of {needed}: take the most of all teams (GradientScatter::slot_bytes)");
+                let why =
+                    format!("slots of {bytes} bytes for parts of {needed}: take the most of all teams (GradientScatter::arena_bytes)");
                 Err(Error::Invalid { what: "GradientConfig", why })
             }
             Some(elements) => Ok(elements),

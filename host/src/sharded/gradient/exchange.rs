@@ -3,8 +3,9 @@
 use oxtile_tile::launch::DeviceView;
 
 use super::super::memory::lend;
+use super::link::Link;
 use super::scatter::{GradientScatter, State};
-use super::slots::{Slots, slot_of};
+use super::slots::slot_of;
 use crate::comm::WorldSize;
 use crate::runtime::module::note;
 use crate::runtime::{Result, Stream};
@@ -16,7 +17,7 @@ impl<E: Addend> GradientScatter<E> {
         let (slot, layout) = (slot_of(weight), &self.layouts[weight]);
         // The next weight takes the other buffer, after the puts that read it: they are the last work of their stream now, and those of this weight are not waited for.
         note(compute, &[lend(&self.whole[1 - slot]).access("gradient")])?;
-        let Some(slots) = state.slots.as_mut().filter(|_| !self.is_alone()) else {
+        let Some(slots) = state.link.as_mut().filter(|_| !self.is_alone()) else {
             state.steps.summed();
             self.add_parts(weight, self.whole[slot].view().slice(0, layout.whole()))?;
             return Ok(Some(weight));
@@ -25,20 +26,20 @@ impl<E: Addend> GradientScatter<E> {
             // After the copy of the own rows of that weight, and not after the puts of this one.
             slots.note(&self.sum, slot_of(before))?;
             if slot_of(before) == slot {
-                self.add_up(slots, before)?;
+                self.add_up(&mut **slots, before)?;
             }
         }
         // The puts are enqueued before the wait for those of others: queues of a device may be shared.
         slots.send(&self.send, slot, layout, &self.whole[slot])?;
         slots.keep(&self.send, slot, layout, &self.whole[slot])?;
         if let Some(before) = before.filter(|before| slot_of(*before) != slot) {
-            self.add_up(slots, before)?;
+            self.add_up(&mut **slots, before)?;
         }
         Ok(before)
     }
 
     /// Adds up the parts of a weight that all ranks have sent.
-    fn add_up(&self, slots: &mut Slots<E>, weight: usize) -> Result<()> {
+    fn add_up(&self, slots: &mut dyn Link<E>, weight: usize) -> Result<()> {
         let (slot, layout) = (slot_of(weight), &self.layouts[weight]);
         if self.main[weight].is_empty() {
             return Ok(());
@@ -55,10 +56,10 @@ impl<E: Addend> GradientScatter<E> {
 
     /// Adds up the weight that was sent last, and orders `stream` after all sums.
     pub(super) fn complete(&self, state: &mut State<E>, stream: &Stream, last: Option<usize>, order: &[usize]) -> Result<()> {
-        if let Some(slots) = state.slots.as_mut().filter(|_| !self.is_alone()) {
+        if let Some(slots) = state.link.as_mut().filter(|_| !self.is_alone()) {
             if let Some(last) = last {
                 slots.note(&self.sum, slot_of(last))?;
-                self.add_up(slots, last)?;
+                self.add_up(&mut **slots, last)?;
             }
             if !order.is_empty() && !std::mem::replace(&mut state.is_declared, true) {
                 let names: Vec<_> = order.iter().map(|weight| self.weights[*weight].name.as_str()).collect();

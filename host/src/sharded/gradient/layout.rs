@@ -56,6 +56,17 @@ impl Layout {
         self.stride * self.owned.len() as u64
     }
 
+    /// The members, by number.
+    pub fn owners(&self) -> std::ops::Range<usize> {
+        0..self.owned.len()
+    }
+
+    /// Whether the rows of each member lie where its part lies among the parts of all.
+    pub fn is_in_parts(&self) -> bool {
+        let in_place = |(owner, rows): (u64, &Range<u64>)| rows.is_empty() || rows.start * self.columns == owner * self.stride;
+        self.experts == 1 && (0..).zip(&self.owned).all(in_place)
+    }
+
     /// The copies of an owner's rows from the whole gradient of `source` to the part of `source`: one of all experts, or one of each where they are further apart than a
     /// copy engine takes.
     pub fn copies(&self, source: usize, owner: usize) -> Vec<Rows> {
@@ -88,6 +99,14 @@ mod tests {
     fn shards_of_a_format_are_whole_blocks() {
         let gradient = layout::<Mxfp8>(1, [40, 8], 3);
         assert_eq!([0, 1, 2].map(|owner| gradient.part(owner)), [32 * 8, 8 * 8, 0]);
+    }
+
+    #[test]
+    fn rows_that_lie_as_parts_do() {
+        // Parts of 16 elements of 2 bytes begin at whole vectors; those of 15 do not, nor do those of experts.
+        let is = |experts, shape, members| layout::<Bf16>(experts, shape, members).is_in_parts();
+        assert!(is(1, [5, 8], 2) && is(1, [1, 8], 3) && is(1, [7, 3], 1));
+        assert!(!is(1, [6, 5], 2) && !is(2, [4, 8], 2));
     }
 
     /// Experts of 2 GiB are copied one by one.

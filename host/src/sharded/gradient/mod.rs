@@ -7,11 +7,15 @@
 //! | `exchange` | what its calls enqueue |
 //! | `step` | the order of its calls |
 //! | `layout` | where rows lie, whole and in parts |
-//! | `slots` | where parts arrive, and the flags of the ranks |
+//! | `link` | how parts come to the owner of their rows |
+//! | `slots` | by copy engines, into an arena, with flags of the ranks |
+//! | `messages` | by the messages of a communicator, as across hosts |
 
 mod config;
 mod exchange;
 mod layout;
+mod link;
+mod messages;
 mod scatter;
 mod slots;
 mod step;

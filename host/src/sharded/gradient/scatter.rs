@@ -1,19 +1,22 @@
 //! The gradients of a step: in buffers, on their way, and summed.
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use oxtile_tile::launch::DeviceViewMut;
 
 use super::super::format::WeightFormat;
+use super::super::layout::aligned;
 use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
 use super::config::{GradientBytes, GradientConfig};
 use super::layout::Layout;
+use super::link::Link;
+use super::messages::Messages;
 use super::slots::{SLOTS, Slots, slot_of};
 use super::step::Steps;
-use crate::comm::{Member, WorldSize};
-use crate::runtime::module::{enqueue, note};
+use crate::comm::{Communicator, Member, Team, WorldSize};
+use crate::runtime::module::{enqueue, note, zero};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::sum_parts::{AddParts, Addend};
@@ -89,7 +92,8 @@ pub struct GradientScatter<E: Addend> {
     pub(super) layouts: Vec<Layout>,
     pub(super) member: Member,
     pub(super) scale: f32,
-    pub(super) arena: Arena,
+    /// None where messages carry the rows.
+    arena: Option<Arena>,
     pub(super) add: AddParts<E>,
     /// Whole gradients of this rank.
     pub(super) whole: [Buffer<E>; SLOTS],
@@ -104,8 +108,8 @@ pub struct GradientScatter<E: Addend> {
 /// What changes from call to call.
 pub(super) struct State<E> {
     pub steps: Steps,
-    /// None in an arena of one rank.
-    pub slots: Option<Slots<E>>,
+    /// None in a world of one rank.
+    pub link: Option<Box<dyn Link<E>>>,
     /// Whether the order of a step was declared.
     pub is_declared: bool,
 }
@@ -114,7 +118,7 @@ impl<E: Addend> GradientScatter<E> {
     /// Takes all memory for the gradients of these weights, whose rows are divided as those of the format, and loads the kernel. Main gradients are zero, after the earlier work of
     /// `stream`. Every rank of the arena makes it, in one order with all else that it takes from the arena. Waits for no other rank.
     ///
-    /// Of the arena it takes twice [`slot_bytes`](Self::slot_bytes) and 4 channels, on the device beside it two buffers of the largest whole gradient, and the main gradients
+    /// Of the arena it takes [`arena_bytes`](Self::arena_bytes) and 4 channels, on the device beside it two buffers of the largest whole gradient, and the main gradients
     /// ([`bytes`](Self::bytes)).
     ///
     /// # Errors
@@ -128,15 +132,9 @@ impl<E: Addend> GradientScatter<E> {
         config: GradientConfig,
     ) -> Result<Self> {
         const WHAT: &str = "GradientScatter::new";
-        let invalid = |why| Err(Error::Invalid { what: WHAT, why });
         arena.check_member("GradientScatter::new", member)?;
-        if !config.scale.is_finite() {
-            return invalid(format!("the scale is {}: take 1 for the sum, GradientConfig::mean for the mean", config.scale));
-        }
-        weights.iter().try_for_each(Weight::check::<F>)?;
-        let (ranks, device, element_bytes) = (member.team().size(), stream.device(), size_of::<E>() as u64);
-        let layouts: Vec<_> = weights.iter().map(|weight| Layout::new::<F>(weight, ranks, element_bytes)).collect();
-        let needed = Self::slot_bytes::<F>(weights, ranks) / element_bytes;
+        config.check(WHAT)?;
+        let layouts = Self::layouts::<F>(weights, member.team().size())?;
         let note = format!(
             "gradients of {} as {}, {config:?}, of {:?} by rows of {}",
             describe(weights),
@@ -144,45 +142,107 @@ impl<E: Addend> GradientScatter<E> {
             member.team(),
             F::NAME
         );
-        let slots = if arena.world() == WorldSize::ONE {
+        let link: Option<Box<dyn Link<E>>> = if arena.world() == WorldSize::ONE {
             None
         } else {
-            let slots = Slots::take(arena, member, config.slot_elements(needed, element_bytes)?)?;
+            let slots = Slots::take(arena, member, config.slot_elements(Self::slot_elements(&layouts), size_of::<E>() as u64)?)?;
             slots.check_stream(stream, WHAT)?;
             slots.declare(&note)?;
-            Some(slots)
+            Some(Box::new(slots))
         };
+        Self::build(stream, (Some(arena.clone()), member.clone()), (weights, layouts), config, (note, link))
+    }
+
+    /// The same without an arena, as across hosts: the messages of a communicator carry the rows, by one all-to-all a weight, on [`streams`](Self::streams). The owner adds the parts up in
+    /// the order of ranks as well, so main gradients have the same bits as by an arena; a library's reduce-scatter has an order of its own, and is not used. All ranks of the communicator
+    /// make it and scatter the same weights in one order; nothing else calls the communicator meanwhile on another stream. It is of its ranks alone: for a team take
+    /// [`Communicator::team`]. Instead of slots in an arena it takes as much device memory, and a buffer for rows that do not lie as their owners follow one another (experts).
+    ///
+    /// The communicator watches its own calls: [wait](Communicator::wait) for the stream that was named to [`finish`](Self::finish) by it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight that the format cannot hold, a scale that is no finite number, or bytes of an arena; out of memory; an error of the driver.
+    pub fn by_messages<F: WeightFormat, C: Communicator + Send + Sync + 'static>(
+        stream: &Stream,
+        comm: &Arc<C>,
+        weights: &[Weight],
+        config: GradientConfig,
+    ) -> Result<Self> {
+        const WHAT: &str = "GradientScatter::by_messages";
+        config.check(WHAT)?;
+        if config.arena_bytes.is_some() {
+            let why = "`arena_bytes` is for slots in an arena: leave it out, messages take what their weights need".to_owned();
+            return Err(Error::Invalid { what: WHAT, why });
+        }
+        let team = Team::all(comm.world());
+        let member =
+            team.member(comm.rank()).ok_or_else(|| Error::Invalid { what: WHAT, why: "the rank is not of its world".to_owned() })?;
+        let layouts = Self::layouts::<F>(weights, comm.world())?;
+        let link: Option<Box<dyn Link<E>>> = match comm.world() {
+            WorldSize::ONE => None,
+            _ => Some(Box::new(Messages::new(stream, comm, &layouts)?)),
+        };
+        Self::build(stream, (None, member), (weights, layouts), config, (String::new(), link))
+    }
+
+    fn layouts<F: WeightFormat>(weights: &[Weight], ranks: WorldSize) -> Result<Vec<Layout>> {
+        weights.iter().try_for_each(Weight::check::<F>)?;
+        Ok(weights.iter().map(|weight| Layout::new::<F>(weight, ranks, size_of::<E>() as u64)).collect())
+    }
+
+    fn build(
+        stream: &Stream,
+        (arena, member): (Option<Arena>, Member),
+        (weights, layouts): (&[Weight], Vec<Layout>),
+        config: GradientConfig,
+        (note, link): (String, Option<Box<dyn Link<E>>>),
+    ) -> Result<Self> {
+        let device = stream.device();
         let add = AddParts::new(&device.runtime())?;
         add.prepare(&device)?;
-        let largest = layouts.iter().map(Layout::whole).max().unwrap_or(0);
-        let whole = || Buffer::named(stream, "whole gradient", largest);
+        // What is sent where it lies includes the padding of the last shard, which is zero until another weight was there, and read by no rank.
+        let sent =
+            |layout: &Layout| if arena.is_none() && layout.is_in_parts() { layout.parts().max(layout.whole()) } else { layout.whole() };
+        let largest = layouts.iter().map(sent).max().unwrap_or(0);
+        let whole = || -> Result<Buffer<E>> {
+            let buffer = Buffer::named(stream, "whole gradient", largest)?;
+            arena.as_ref().map_or_else(|| zero(stream, lend(&buffer)), |_| Ok(()))?;
+            Ok(buffer)
+        };
         let me = member.rank().index() as usize;
         let main = layouts.iter().map(|layout| Buffer::zeros(stream, layout.part(me))).collect::<Result<_>>()?;
         Ok(Self {
             weights: weights.to_vec(),
-            layouts,
-            member: member.clone(),
-            scale: config.scale,
-            arena: arena.clone(),
-            add,
             whole: [whole()?, whole()?],
+            layouts,
+            member,
+            scale: config.scale,
+            arena,
+            add,
             main,
             send: device.urgent_stream()?,
             sum: device.urgent_stream()?,
             note,
-            state: Mutex::new(State { steps: Steps::default(), slots, is_declared: false }),
+            state: Mutex::new(State { steps: Steps::default(), link, is_declared: false }),
         })
     }
 
-    /// Bytes of each of the two slots that a team of so many ranks takes from its arena for these weights.
-    pub fn slot_bytes<F: WeightFormat>(weights: &[Weight], ranks: WorldSize) -> u64 {
-        let bytes = size_of::<E>() as u64;
-        let parts = |weight: &Weight| Layout::new::<F>(weight, ranks, bytes).parts() * bytes;
-        if ranks == WorldSize::ONE { 0 } else { weights.iter().map(parts).max().unwrap_or(0) }
+    /// The bytes of an arena that [`new`](Self::new) takes for a team, beside 4 channels: two slots.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a weight that the format cannot hold.
+    pub fn arena_bytes<F: WeightFormat>(team: &Team, weights: &[Weight]) -> Result<u64> {
+        let slot = Self::slot_elements(&Self::layouts::<F>(weights, team.size())?) * size_of::<E>() as u64;
+        Ok(SLOTS as u64 * aligned(slot))
+    }
+
+    /// Elements of a slot. A team of one rank has none.
+    fn slot_elements(layouts: &[Layout]) -> u64 {
+        layouts.iter().filter(|layout| layout.owners().len() > 1).map(Layout::parts).max().unwrap_or(0)
     }
 
     /// Compares what the members of the team made, and tells them that the slots of this rank are empty. Waits for them. The first [`buffer`](Self::buffer) does it too, but in a
-    /// graph, which cannot. Does nothing the second time.
+    /// graph, which cannot. Does nothing the second time, nor by messages.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for other weights, another order of them or another configuration on another rank; ranks that do not come; [`Error::NotCapturable`].
@@ -191,15 +251,15 @@ impl<E: Addend> GradientScatter<E> {
     }
 
     fn open_slots(&self, state: &mut State<E>) -> Result<()> {
-        match &mut state.slots {
-            Some(slots) if !self.is_alone() => slots.open(&self.sum, &self.note),
+        match &mut state.link {
+            Some(link) if !self.is_alone() => link.open(&self.sum, &self.note),
             _ => Ok(()),
         }
     }
 
     /// The weights, in the order in which they were named.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = WeightId> + ExactSizeIterator + use<E> {
-        (0..self.weights.len()).map(WeightId)
+        (0..self.weights.len()).map(|weight| self.id(weight)).collect::<Vec<_>>().into_iter()
     }
 
     /// The memory in which the whole gradient of a weight is computed, `[experts, rows, columns]`: the same at every call. So a product may be bound to it before the first step. It
@@ -249,9 +309,9 @@ impl<E: Addend> GradientScatter<E> {
             let capture = self.capture(WHAT, compute)?;
             let before = state.steps.send(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
             let done = self.exchange(state, compute, weight, before);
-            self.arena.or_abort(&self.send, WHAT, done)?
+            self.ended(WHAT, done)?
         };
-        summed.map_or(Ok(()), |weight| hook(WeightId(weight)))
+        summed.map_or(Ok(()), |weight| hook(self.id(weight)))
     }
 
     /// Ends a step: adds up the last weight, which `hook` is told of as by [`scatter`](Self::scatter). Later work of `stream`, which may be any stream of the device, finds the main
@@ -266,13 +326,23 @@ impl<E: Addend> GradientScatter<E> {
             let capture = self.capture(WHAT, stream)?;
             let (last, order) = state.steps.finish(&self.weights, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
             let done = self.complete(state, stream, last, &order);
-            self.arena.or_abort(&self.send, WHAT, done)?;
+            self.ended(WHAT, done)?;
             last
         };
-        last.map_or(Ok(()), |weight| hook(WeightId(weight)))
+        last.map_or(Ok(()), |weight| hook(self.id(weight)))
     }
 
-    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads).
+    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads). It is no memory for a product's whole gradient:
+    ///
+    /// ```compile_fail,E0308
+    /// use oxtile::sharded::{GradientScatter, WeightId};
+    /// use oxtile_tile::launch::DeviceViewMut;
+    /// # use oxtile::Result;
+    ///
+    /// fn whole(gradients: &GradientScatter<f32>, id: WeightId) -> Result<DeviceViewMut<'_, f32>> {
+    ///     gradients.main_grad(id)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set.
@@ -315,18 +385,26 @@ impl<E: Addend> GradientScatter<E> {
     /// The device memory that was taken.
     pub fn bytes(&self) -> GradientBytes {
         GradientBytes {
-            slots: lock(&self.state).slots.as_ref().map_or(0, Slots::bytes),
+            slots: lock(&self.state).link.as_ref().map_or(0, |link| link.bytes()),
             buffers: self.whole.iter().map(|whole| whole.len() * size_of::<E>() as u64).sum(),
             main: self.main.iter().map(|main| main.len() * 4).sum(),
         }
     }
 
-    fn index(&self, what: &'static str, id: WeightId) -> Result<usize> {
-        if id.index() < self.weights.len() {
-            return Ok(id.index());
+    /// Passes on how a call ended that all ranks make: one that failed ends the arena for the others.
+    fn ended<R>(&self, what: &'static str, done: Result<R>) -> Result<R> {
+        match &self.arena {
+            Some(arena) => arena.or_abort(&self.send, what, done),
+            None => done,
         }
-        let why = format!("there is no weight {}: these are the gradients of {}", id.index(), self.weights.len());
-        Err(Error::Invalid { what, why })
+    }
+
+    fn id(&self, weight: usize) -> WeightId {
+        WeightId::new(weight, &self.weights[weight])
+    }
+
+    fn index(&self, what: &'static str, id: WeightId) -> Result<usize> {
+        id.find(&self.weights, |weight| weight).map(|_| id.index()).map_err(|why| Error::Invalid { what, why })
     }
 
     /// The graph that is captured, of which all streams are part, or none.

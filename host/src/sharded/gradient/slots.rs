@@ -1,10 +1,11 @@
-//! Memory of an owner in which the parts of all ranks arrive, and its flags.
+//! Memory of an owner, in an arena, in which the parts of all ranks arrive, and its flags.
 
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
 use super::super::memory::lend;
 use super::layout::Layout;
+use super::link::Link;
 use crate::comm::{Member, Rank};
 use crate::runtime::module::note;
 use crate::runtime::{Buffer, Result, Stream};
@@ -49,33 +50,9 @@ impl<E: Pod> Slots<E> {
         self.memory[0].local().check_stream(stream, what)
     }
 
-    /// Bytes of all slots.
-    pub fn bytes(&self) -> u64 {
-        self.memory.iter().map(|slot| slot.len() * size_of::<E>() as u64).sum()
-    }
-
     /// Tells the others what this rank makes. Does not wait.
     pub fn declare(&self, what: &str) -> Result<()> {
         self.arena.note(&self.name(), what)
-    }
-
-    /// Tells the others the order of a step, where the arena compares calls. Does not wait.
-    pub fn declare_order(&self, order: String) -> Result<()> {
-        self.ready.declare(order, self.others())
-    }
-
-    /// Compares what the members make, and opens the slots, once. Waits for the others.
-    pub fn open(&mut self, stream: &Stream, what: &str) -> Result<()> {
-        if self.is_open {
-            return Ok(());
-        }
-        stream.0.refuse_capture("the opening of gradients", "call GradientScatter::open before the graph is captured")?;
-        self.arena.compare_notes(&self.name(), self.ready.number() as u64, what, self.others())?;
-        for (slot, other) in (0..SLOTS as u32).flat_map(|slot| self.others().map(move |other| (slot, other))) {
-            self.free.open(stream, slot, other)?;
-        }
-        self.is_open = true;
-        Ok(())
     }
 
     fn name(&self) -> String {
@@ -95,9 +72,35 @@ impl<E: Pod> Slots<E> {
     fn me(&self) -> usize {
         self.member.rank().index() as usize
     }
+}
+
+impl<E: Pod> Link<E> for Slots<E> {
+    /// Bytes of all slots.
+    fn bytes(&self) -> u64 {
+        self.memory.iter().map(|slot| slot.len() * size_of::<E>() as u64).sum()
+    }
+
+    /// Tells the others the order of a step, where the arena compares calls. Does not wait.
+    fn declare_order(&self, order: String) -> Result<()> {
+        self.ready.declare(order, self.others())
+    }
+
+    /// Compares what the members make, and opens the slots, once. Waits for the others.
+    fn open(&mut self, stream: &Stream, what: &str) -> Result<()> {
+        if self.is_open {
+            return Ok(());
+        }
+        stream.0.refuse_capture("the opening of gradients", "call GradientScatter::open before the graph is captured")?;
+        self.arena.compare_notes(&self.name(), self.ready.number() as u64, what, self.others())?;
+        for (slot, other) in (0..SLOTS as u32).flat_map(|slot| self.others().map(move |other| (slot, other))) {
+            self.free.open(stream, slot, other)?;
+        }
+        self.is_open = true;
+        Ok(())
+    }
 
     /// Puts the rows of the other members into their slots, each after its FREE.
-    pub fn send(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
+    fn send(&mut self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
         // After all that has used the buffer, a graph's replay too: else FREE of that one could be taken here.
         note(stream, &[whole.view().access("gradient")])?;
         let mut batch = self.arena.batch(stream);
@@ -113,7 +116,7 @@ impl<E: Pod> Slots<E> {
     }
 
     /// Copies this rank's own rows into its slot, after the sum that read it before.
-    pub fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
+    fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
         self.note(stream, slot)?;
         if layout.part(self.me()) == 0 {
             return Ok(());
@@ -123,23 +126,23 @@ impl<E: Pod> Slots<E> {
     }
 
     /// Later work of the stream comes after what this rank has enqueued on the slot so far.
-    pub fn note(&self, stream: &Stream, slot: usize) -> Result<()> {
+    fn note(&self, stream: &Stream, slot: usize) -> Result<()> {
         note(stream, &[lend(self.memory[slot].local()).access("slot")])
     }
 
     /// Later work of the stream may read the parts of all members.
-    pub fn accept(&self, stream: &Stream, slot: usize) -> Result<()> {
+    fn accept(&self, stream: &Stream, slot: usize) -> Result<()> {
         self.others().try_fold(self.arena.batch(stream), |batch, from| batch.take_back(&self.ready, slot as u32, from))?.enqueue()
     }
 
     /// The parts of all members, of this rank's rows.
-    pub fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E> {
+    fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E> {
         let end = layout.parts() - layout.stride() + layout.part(self.me());
         self.memory[slot].local().view().slice(0, end)
     }
 
     /// The others may write again what the earlier work of the stream has read.
-    pub fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()> {
+    fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()> {
         self.memory[slot].discard(stream, 0..layout.parts())?;
         self.others().try_fold(self.arena.batch(stream), |batch, to| batch.set(&self.free, slot as u32, to))?.enqueue()
     }

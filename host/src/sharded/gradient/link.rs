@@ -1,0 +1,36 @@
+//! How parts of gradients come from all ranks to the owner of their rows.
+
+use oxtile_tile::launch::DeviceView;
+
+use super::layout::Layout;
+use crate::runtime::{Buffer, Result, Stream};
+
+/// Slots of an owner, which weights take in turn, and the way in which parts get there. In each slot, every rank has a part of its own.
+pub(super) trait Link<E>: Send {
+    /// Bytes of all slots.
+    fn bytes(&self) -> u64;
+
+    /// Compares what the members make, and opens the slots, once. May wait for the others.
+    fn open(&mut self, stream: &Stream, what: &str) -> Result<()>;
+
+    /// Tells the others the order of a step, where that is compared. Does not wait.
+    fn declare_order(&self, order: String) -> Result<()>;
+
+    /// Sends the rows of the other members to them, after all that has used the buffer and their slots.
+    fn send(&mut self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()>;
+
+    /// Copies this rank's own rows into its slot, after the sum that read it before.
+    fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()>;
+
+    /// Later work of the stream comes after what this rank has enqueued on the slot so far.
+    fn note(&self, stream: &Stream, slot: usize) -> Result<()>;
+
+    /// Later work of the stream may read the parts of all members.
+    fn accept(&self, stream: &Stream, slot: usize) -> Result<()>;
+
+    /// The parts of all members, of this rank's rows.
+    fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E>;
+
+    /// The others may write again what the earlier work of the stream has read.
+    fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()>;
+}
