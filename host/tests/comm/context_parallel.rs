@@ -175,3 +175,22 @@ fn packed_sequences() {
     });
     all(cases);
 }
+
+/// Packed sequences of four and eight ranks: one long, empty, short and padded ones, of each schedule that takes them.
+#[test]
+fn packed_sequences_of_many_ranks() {
+    let lengths = vec![[50, 64], [1, 16], [0, 0], [0, 16], [16, 16]];
+    for ranks in [4, 8] {
+        let rows = lengths.iter().map(|[_, padded]| padded).sum::<u64>() + 16;
+        for (mask, schedule) in [
+            (Mask::CausalBottomRight, Schedule::Ring),
+            (Mask::Full, Schedule::Pull),
+            (Mask::CausalBottomRight, Schedule::Gather),
+            (Mask::Full, Schedule::AllToAll),
+        ] {
+            let attention =
+                AttentionConfig { layout: Layout::Packed, batches: 5, queries: rows, keys: rows, mask, heads: 8, key_heads: 4, ..BASE };
+            Case { lengths: lengths.clone(), ..Case::new(ranks, attention).by(schedule) }.run().unwrap();
+        }
+    }
+}
