@@ -104,7 +104,7 @@ impl Program {
     /// has more to come or less behind it than the other, becomes one for each.
     pub fn with_ends(self, begins: bool) -> Self {
         let places = |half: Halves| self.launches.iter().enumerate().filter(move |(_, launch)| launch.halves.has(half)).map(|(at, _)| at);
-        let ends = |half| [places(half).next(), places(half).last()];
+        let ends = |half| [places(half).next(), places(half).next_back()];
         let (late, early) = (ends(Halves::Late), ends(Halves::Early));
         let output = |at: usize, [first, last]: [Option<usize>; 2]| match (begins && first == Some(at), last == Some(at)) {
             (true, true) => Output::Rounded,
