@@ -135,6 +135,8 @@ impl<T: ContextElement> Core<'_, T> {
             };
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
+        // The last launch on the own keys comes last of all: beside it the gradients of the last step travel. The first one hides the keys of the next step.
+        let mut held = if steps[0].len() > 1 { steps[0].pop() } else { None };
         Ok(Bound::new(move |stream| {
             let _turn = self.begin(stream, &own)?;
             self.begin_back(stream, given_log, &mut begin)?;
@@ -153,6 +155,7 @@ impl<T: ContextElement> Core<'_, T> {
                 self.mover.deliver(&self.comm, share, step, gradients, |reader| self.slot_bytes(reader), &pass.reads)
             };
             self.in_steps(stream, own.bytes(), &pass.reads, work, deliver)?;
+            held.iter_mut().try_for_each(|launch| launch.run(stream))?;
             self.end_back(stream, rowwise, &mut results)
         }))
     }
@@ -175,9 +178,10 @@ impl<T: ContextElement> Core<'_, T> {
         }
         Ok(Bound::new(move |stream| {
             let _turn = self.begin(stream, &own)?;
-            self.gather_keys(stream, own.bytes(), &pass.reads)?;
-            self.begin_back(stream, given_log, &mut begin)?;
-            gathered.gradients.iter().try_for_each(|gradients| gradients.zero(stream))?;
+            self.gather_keys(stream, own.bytes(), &pass.reads, || {
+                self.begin_back(stream, given_log, &mut begin)?;
+                gathered.gradients.iter().try_for_each(|gradients| gradients.zero(stream))
+            })?;
             launches.iter_mut().try_for_each(|launch| launch.run(stream))?;
             gathered.part(stream, &self.local)?;
             let of_rank = |rank: Rank| gathered.of_rank(rank, &self.local);
@@ -188,7 +192,6 @@ impl<T: ContextElement> Core<'_, T> {
                 let gradients: Both<'_> = of_rank(owner_of(share, step)).map(bytes);
                 self.mover.deliver(&self.comm, share, step, gradients, |reader| self.slot_bytes(reader), &pass.reads)?;
             }
-            self.join(stream)?;
             self.end_back(stream, rowwise, &mut results)
         }))
     }
@@ -213,12 +216,13 @@ impl<T: ContextElement> Core<'_, T> {
         self.gradient.zero(stream)
     }
 
-    /// Rounds the gradient of the queries, and adds those of keys and values of all ranks in their order.
+    /// Rounds the gradient of the queries, while the last gradients of keys and values travel, and adds those of all ranks in their order.
     fn end_back(&self, stream: &Stream, Rowwise { sink, log_sum_exp, .. }: Rowwise<'_, T>, results: &mut Results<'_, T>) -> Result<()> {
         let (share, reads) = (self.local.share, &self.backward.reads);
         let [q, k, v] = &mut results.targets;
         let [of_q, of_k, of_v] = results.layouts;
         self.round(stream, &self.gradient, of_q, q.reborrow())?;
+        self.join(stream)?;
         self.mover.collect(stream, share, reads)?;
         let ranks = share.world.get();
         self.sum(stream, self.returned[0].view(), ranks, of_k, k.reborrow())?;

@@ -70,6 +70,11 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
     /// [`Error::Invalid`] that names a field, and what to take instead: tokens that the chunks do not divide, a causal mask of other keys than queries, a schedule that
     /// the transport or the heads do not allow; as [`Attention::new`](crate::attention::Attention::new); out of memory.
     pub fn new(stream: &Stream, transport: Transport<'t>, config: ContextParallelConfig) -> Result<Self> {
+        Self::of(stream, transport, config, std::any::type_name::<T>())
+    }
+
+    /// The same of tensors that ranks name so to each other. Nothing may follow it on the stream that the host waits for: another rank is not waited for.
+    pub(super) fn of(stream: &Stream, transport: Transport<'t>, config: ContextParallelConfig, elements: &str) -> Result<Self> {
         let (rank, world) = transport.place()?;
         config.validate(world)?;
         let share = Share { world, rank, partition: config.partition };
@@ -93,7 +98,7 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
             backward: pass(Direction::Backward, backward, &engines[engines.len() - 1]),
             bytes: engines.iter().map(Engine::bytes).sum(),
         };
-        let text = format!("{config:?} of {} by {schedules:?} over {transport:?}", std::any::type_name::<T>());
+        let text = format!("{config:?} of {elements} by {schedules:?} over {transport:?}");
         let agreement = Agreement::new(stream, &transport, text)?;
         Ok(Self { config, share, transport, engines, agreement, plan, has_batch: AtomicBool::new(false) })
     }
@@ -168,13 +173,18 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
         Ok(self.with_batch(engine.bind_backward(stream, inputs, gradients)?))
     }
 
+    /// Compares what ranks made.
+    pub(super) fn compare(&self, stream: &Stream) -> Result<()> {
+        self.agreement.compare(stream, &self.transport)
+    }
+
     /// Compares what ranks made, and opens what they share.
     fn open(&self, stream: &Stream, inputs: &Inputs<'_, T>) -> Result<()> {
         if inputs.sequences.is_some() {
             let why = "sequences of all ranks are given by ContextParallel::set_sequences: leave those of the inputs out".to_owned();
             return Err(Error::Invalid { what: "ContextParallel", why });
         }
-        self.agreement.compare(stream, &self.transport)?;
+        self.compare(stream)?;
         self.engines.iter().try_for_each(|engine| engine.open(stream))
     }
 

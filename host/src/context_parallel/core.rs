@@ -15,7 +15,7 @@ use super::messages::Messages;
 use super::mover::{Mover, Reads, is};
 use super::plan::Direction;
 use super::sinks::SinkMemory;
-use crate::attention::{Attention, AttentionBackward, AttentionConfig, GradientOutput, Order, Output};
+use crate::attention::{Attention, AttentionBackward, AttentionConfig, GradientOutput, Order, Output, Sink};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Loaded, Result, Stream};
 use crate::symmetric::Rows;
@@ -90,7 +90,7 @@ impl<T, K> Pass<T, K> {
         config: &ContextParallelConfig,
         local: &Local,
         route: Route,
-        prepare: impl Fn(Program) -> Program,
+        prepare: impl Fn(Program, Option<&[u32]>) -> Program,
         complete: impl Fn(AttentionConfig) -> AttentionConfig,
         load: impl Fn(AttentionConfig) -> Result<K>,
     ) -> Result<Self> {
@@ -99,11 +99,8 @@ impl<T, K> Pass<T, K> {
                 Route::Steps => Program::by_steps(config, share),
                 Route::AtOnce => Program::at_once(share),
             };
-            let program = prepare(program);
-            match Arrays::on_host(config, &Local { share, ..*local }, program.keys)? {
-                Some((arrays, _)) => Ok(program.without_idle(&arrays, local.sequences())),
-                None => Ok(program),
-            }
+            let arrays = Arrays::on_host(config, &Local { share, ..*local }, program.keys)?;
+            Ok(prepare(program, arrays.as_ref().map(|(arrays, _)| &arrays[..])))
         };
         let program = of(local.share)?;
         let all = local.share.world.ranks().map(|rank| of(Share { rank, ..local.share })).collect::<Result<Vec<_>>>()?;
@@ -298,7 +295,13 @@ impl<'t, T: ContextElement> Core<'t, T> {
             return (self.sum)(stream, parts, count, len, target);
         }
         (self.sum)(stream, parts, count, len, self.staged.lend_part(0..len))?;
-        Rows::copy_all(stream, "ContextParallel, a result", self.staged.part(0..len), target.reborrow(), &Local::gapless(layout))
+        self.unstage(stream, layout, target.reborrow())
+    }
+
+    /// Copies a result without gaps into its tensor.
+    pub fn unstage(&self, stream: &Stream, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
+        let staged = self.staged.part(0..elements(layout));
+        Rows::copy_all(stream, "ContextParallel, a result", staged, target, &Local::gapless(layout))
     }
 }
 
@@ -323,7 +326,7 @@ pub(super) fn elements(Strided { shape, .. }: Strided<4>) -> u64 {
 /// What is the same of all launches of a forward pass.
 fn complete_forward(config: &ContextParallelConfig, route: Route, launch: AttentionConfig) -> AttentionConfig {
     match route {
-        Route::Steps => AttentionConfig { output: Output::Merged, ..launch },
+        Route::Steps => launch,
         // As on one device.
         Route::AtOnce => AttentionConfig { sink: config.attention.sink, max_logit: config.attention.max_logit, ..launch },
     }
@@ -331,7 +334,7 @@ fn complete_forward(config: &ContextParallelConfig, route: Route, launch: Attent
 
 /// The same of a backward pass.
 fn complete_backward(launch: AttentionConfig) -> AttentionConfig {
-    AttentionConfig { gradients: GradientOutput::Added, ..launch }
+    AttentionConfig { gradients: GradientOutput::Added, output: Output::Rounded, ..launch }
 }
 
 /// What passes are made of.
@@ -344,13 +347,30 @@ struct Passes<'p> {
 impl Passes<'_> {
     fn forward<T: ContextElement>(&self, stream: &Stream, route: Route) -> Result<Pass<T, Attention<T>>> {
         let complete = |launch| complete_forward(self.config, route, launch);
-        Pass::new(stream, self.config, self.local, route, |program| program, complete, |config| Attention::new(self.runtime, config))
+        let sequences = self.local.sequences();
+        let prepare = |program: Program, arrays: Option<&[u32]>| {
+            let program = program.without_idle(arrays, sequences);
+            // Kernels with options have neither a first nor a last step; the score of a sink is there before the first one. Sequences of unknown lengths may have no keys in
+            // one of them.
+            let has_ends = |launch: &Launch| {
+                let config = launch.config(self.config, self.local.packed, program.keys, keys_of(self.local, route));
+                AttentionConfig { output: Output::Last, ..config }.choose_on::<T>(&stream.device()).is_ok()
+            };
+            match route {
+                Route::Steps if !self.config.is_packed() && program.launches.iter().all(has_ends) => {
+                    program.with_ends(self.config.attention.sink == Sink::None)
+                }
+                Route::Steps | Route::AtOnce => program,
+            }
+        };
+        Pass::new(stream, self.config, self.local, route, prepare, complete, |config| Attention::new(self.runtime, config))
     }
 
     fn backward<T: ContextElement>(&self, stream: &Stream, route: Route) -> Result<Pass<T, AttentionBackward<T>>> {
         // Its launches are run one after another.
         let workspace = Arc::default();
         let load = |config| Ok(AttentionBackward::new(self.runtime, config, Order::Deterministic)?.sharing(&workspace));
-        Pass::new(stream, self.config, self.local, route, Program::backward, complete_backward, load)
+        let prepare = |program: Program, arrays: Option<&[u32]>| program.backward().without_idle(arrays, self.local.sequences());
+        Pass::new(stream, self.config, self.local, route, prepare, complete_backward, load)
     }
 }

@@ -7,9 +7,9 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use super::core::{Core, Route, check_captures, elements};
 use super::element::ContextElement;
 use super::local::Local;
-use super::memory::{Scratch, bytes, bytes_mut, copy, note, zero};
+use super::memory::{Scratch, again, bytes, bytes_mut, copy, note, zero};
 use super::mover::{Both, Reads};
-use crate::attention::{AttentionConfig, Inputs, Outputs, Sink, Target};
+use crate::attention::{AttentionConfig, Inputs, Output, Outputs, Sink, Target};
 use crate::comm::Rank;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Error, Result, Stream};
@@ -115,7 +115,7 @@ impl<T: ContextElement> Core<'_, T> {
         sink: Option<DeviceView<'a, f32>>,
         mut results: Results<'a, T>,
     ) -> Result<Bound<'a>> {
-        let pass = &self.forward;
+        let (pass, len, is_gapless) = (&self.forward, elements(results.layout), Local::is_gapless(results.layout));
         let mut steps: Vec<Vec<Bound<'a>>> = Vec::new();
         for step in 0..self.local.share.world.get() {
             let bind = |launch| {
@@ -123,11 +123,22 @@ impl<T: ContextElement> Core<'_, T> {
                 let [k, v] = self.keys_of(&own, launch.owner, launch.step)?;
                 let sequences = Some(pass.arrays.sequences(launch, &config));
                 let inputs = Inputs { sequences, ..Inputs::new(q, k, v) };
-                let running = HeadsMut::packed(self.running.lend(), [config.queries, config.heads, config.value_size()])?;
-                pass.kernel(config).bind(stream, inputs, Outputs::merged(running, self.log_sum_exp.lend()))
+                let shape = [config.queries, config.heads, config.value_size()];
+                let out = || HeadsMut::packed(if is_gapless { again(&results.target, len) } else { self.staged.lend_part(0..len) }, shape);
+                let outputs = match launch.output {
+                    Output::Rounded => Outputs::new(out()?, self.log_sum_exp.lend()),
+                    Output::Merged | Output::First => {
+                        Outputs::merged(HeadsMut::packed(self.running.lend(), shape)?, self.log_sum_exp.lend())
+                    }
+                    Output::Last => Outputs::last(Heads::packed(self.running.view(), shape)?, out()?, self.log_sum_exp.lend()),
+                };
+                pass.kernel(config).bind(stream, inputs, outputs)
             };
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
+        let (begins, rounds) = (pass.program.begins(), pass.program.rounds());
+        // Halves that see nothing are of no launch.
+        let is_whole = pass.program.covers(self.config.partition);
         Ok(Bound::new(move |stream| {
             let _turn = self.begin(stream, &own)?;
             // The sink is a score that every row sees, of a value that is zero.
@@ -136,11 +147,23 @@ impl<T: ContextElement> Core<'_, T> {
                 Sink::OffByOne => self.nothing.part(1..2),
                 Sink::Learnable => sink.unwrap_or_else(|| unreachable!("a learnable sink was checked to be there")),
             };
-            self.begin_rows(stream, begin, self.log_sum_exp.lend())?;
-            self.running.zero(stream)?;
+            if !(begins && is_whole) {
+                self.begin_rows(stream, begin, self.log_sum_exp.lend())?;
+            }
+            if !begins {
+                self.running.zero(stream)?;
+            }
+            if rounds && !is_whole {
+                zero(stream, if is_gapless { results.target.reborrow() } else { self.staged.lend_part(0..len) })?;
+            }
             let launches = |step: u32| steps[step as usize].iter_mut().try_for_each(|launch| launch.run(stream));
             self.in_steps(stream, own.bytes(), &pass.reads, launches, |_| Ok(()))?;
-            self.round(stream, &self.running, results.layout, results.target.reborrow())?;
+            self.join(stream)?;
+            if !rounds {
+                self.round(stream, &self.running, results.layout, results.target.reborrow())?;
+            } else if !is_gapless {
+                self.unstage(stream, results.layout, results.target.reborrow())?;
+            }
             self.finish(stream, &mut results)
         }))
     }
@@ -168,23 +191,18 @@ impl<T: ContextElement> Core<'_, T> {
         }
         Ok(Bound::new(move |stream| {
             let _turn = self.begin(stream, &own)?;
-            self.gather_keys(stream, own.bytes(), &pass.reads)?;
-            // Rows that are in no sequence.
-            self.begin_rows(stream, self.nothing.part(0..1), self.log_sum_exp.lend())?;
-            if let (Some(own), Some(values)) = (&self.sink, sink) {
-                self.fill.launch(stream, FillRowsArgs { values, target: own.scores.lend(), rows: 1 })?;
-            }
-            // Where nothing is seen no launch writes it.
-            self.fill.launch(stream, FillRowsArgs { values: self.nothing.part(0..1), target: self.max_logit.lend(), rows: 1 })?;
-            zero(stream, self.staged.lend_part(0..len))?;
+            self.gather_keys(stream, own.bytes(), &pass.reads, || {
+                // Rows that are in no sequence.
+                self.begin_rows(stream, self.nothing.part(0..1), self.log_sum_exp.lend())?;
+                if let (Some(own), Some(values)) = (&self.sink, sink) {
+                    self.fill.launch(stream, FillRowsArgs { values, target: own.scores.lend(), rows: 1 })?;
+                }
+                // Where nothing is seen no launch writes it.
+                self.fill.launch(stream, FillRowsArgs { values: self.nothing.part(0..1), target: self.max_logit.lend(), rows: 1 })?;
+                zero(stream, self.staged.lend_part(0..len))
+            })?;
             launches.iter_mut().try_for_each(|launch| launch.run(stream))?;
-            Rows::copy_all(
-                stream,
-                "ContextParallel, out",
-                self.staged.part(0..len),
-                results.target.reborrow(),
-                &Local::gapless(results.layout),
-            )?;
+            self.unstage(stream, results.layout, results.target.reborrow())?;
             self.finish(stream, &mut results)
         }))
     }
@@ -209,7 +227,7 @@ impl<T: ContextElement> Core<'_, T> {
     }
 
     /// Makes each step's work after its keys are there, while those of the next one are on their way, and then what `after` enqueues: what it waits for on the stream that
-    /// carries keys, the work of the next step does not wait for.
+    /// carries keys, the work of the next step does not wait for. The stream is to [join](Self::join) what carries keys.
     pub fn in_steps(
         &self,
         stream: &Stream,
@@ -234,7 +252,7 @@ impl<T: ContextElement> Core<'_, T> {
             }
             after(step)?;
         }
-        self.join(stream)
+        Ok(())
     }
 
     /// Later work of the stream comes after what carries keys, so that a graph ends on one stream.

@@ -83,7 +83,7 @@ impl<T: Pod> Gathered<T> {
     }
 
     fn turn<E: Pod>(&self, stream: &Stream, local: &Local, from: &Scratch<E>, to: &Scratch<E>, to_natural: bool) -> Result<()> {
-        let (Share { world, .. }, width) = (local.share, from.len() / local.tokens[1].max(1));
+        let width = from.len() / local.tokens[1].max(1);
         if let (Some(reorder), Some(offsets)) = (&self.reorder, &self.offsets) {
             let (offsets, from, to) = (offsets.view(), from.view(), to.lend());
             return match to_natural {
@@ -91,23 +91,28 @@ impl<T: Pod> Gathered<T> {
                 false => reorder.to_rank_major(stream, offsets, from, to, width),
             };
         }
-        let sequences = local.sequences().max(1);
-        let shape = [sequences, local.tokens[1] / sequences, width];
-        let of_rank = |rank: Rank| {
-            let start = u64::from(rank.index()) * from.len() / u64::from(world.get());
-            Share { rank, ..local.share }.copies(shape).into_iter().map(move |mut rows| {
-                rows.to.start += start;
-                if to_natural { rows.turned() } else { rows }
-            })
-        };
-        let copies: Vec<Rows> = world.ranks().flat_map(of_rank).collect();
+        let copies = order_of_tokens(local, from.len(), to_natural);
         Rows::copy_all(stream, "ContextParallel, the order of tokens", from.view(), to.lend(), &copies)
     }
 }
 
+/// The copies of a dense tensor of keys of all ranks, `len` elements, between one rank after another and the order of tokens.
+pub(super) fn order_of_tokens(local: &Local, len: u64, to_natural: bool) -> Vec<Rows> {
+    let (Share { world, .. }, width, sequences) = (local.share, len / local.tokens[1].max(1), local.sequences().max(1));
+    let shape = [sequences, local.tokens[1] / sequences, width];
+    let of_rank = |rank: Rank| {
+        let start = u64::from(rank.index()) * len / u64::from(world.get());
+        Share { rank, ..local.share }.copies(shape).into_iter().map(move |mut rows| {
+            rows.to.start += start;
+            if to_natural { rows.turned() } else { rows }
+        })
+    };
+    world.ranks().flat_map(of_rank).collect()
+}
+
 impl<T: ContextElement> Core<'_, T> {
-    /// Brings the keys and values of all ranks here, in the order of tokens.
-    pub fn gather_keys(&self, stream: &Stream, own: Both<'_>, reads: &Reads) -> Result<()> {
+    /// Brings the keys and values of all ranks here, in the order of tokens; what `meanwhile` enqueues is done while they travel.
+    pub fn gather_keys(&self, stream: &Stream, own: Both<'_>, reads: &Reads, meanwhile: impl FnOnce() -> Result<()>) -> Result<()> {
         let (share, Some(gathered)) = (self.local.share, &self.gathered) else { unreachable!("a pass at once has memory for all keys") };
         let block = |all: &Scratch<T>, rank: Rank| {
             let len = all.len() / u64::from(share.world.get());
@@ -122,6 +127,7 @@ impl<T: ContextElement> Core<'_, T> {
             let into = gathered.by_rank.each_ref().map(|all| bytes_mut(all.lend_part(block(all, owner))));
             self.mover.fetch(&self.comm, share, step, own, into, reads)?;
         }
+        meanwhile()?;
         let pairs = gathered.by_rank.iter().zip(&gathered.natural);
         pairs.into_iter().try_for_each(|(from, to)| gathered.order(stream, &self.local, from, to))?;
         self.join(stream)

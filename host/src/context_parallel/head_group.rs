@@ -23,8 +23,9 @@ pub(super) struct Group<T> {
     pub grads: [Lane<T>; 3],
 }
 
-/// Bytes of a token's keys in a group, at least: copies of shorter rows are slow.
-const FULL_WIDTH: u64 = 512;
+/// Bytes of a token's keys in a group, at least: copy engines put rows of 256 bytes at the rate of longer ones, 378 GB/s between two H100s
+/// (benches/results/tuning/rows_two_h100.txt); shorter ones were not tried.
+const FULL_WIDTH: u64 = 256;
 
 /// The most groups.
 const MOST_GROUPS: u64 = 4;

@@ -4,7 +4,7 @@
 //! chunks and then all early ones. So one launch attends to keys that lie together, in both halves, whatever each half sees of them.
 
 use super::config::ContextParallelConfig;
-use crate::attention::{AttentionConfig, Mask, Window};
+use crate::attention::{AttentionConfig, Mask, Output, Window};
 use crate::comm::Rank;
 use crate::thd::StepKeys;
 use crate::thd::{Half, Partition, Share};
@@ -29,6 +29,8 @@ pub(super) struct Launch {
     pub halves: Halves,
     /// Whether it has the mask of the whole: else its queries see all keys of the arrays.
     pub masked: bool,
+    /// Where its result goes, in a forward pass.
+    pub output: Output,
 }
 
 /// All launches of one pass of one rank.
@@ -47,6 +49,11 @@ impl Halves {
             Self::Early => [sequences, 2 * sequences],
         }
     }
+
+    /// Whether it has the queries of one half.
+    fn has(self, half: Self) -> bool {
+        self == Self::Both || self == half
+    }
 }
 
 impl Program {
@@ -58,7 +65,7 @@ impl Program {
         let mut launches = Vec::new();
         for step in 0..world {
             let owner = owner_of(share, step);
-            let of_owner = |set, halves, masked| Launch { owner: Some(owner), step, set, halves, masked };
+            let of_owner = |set, halves, masked| Launch { owner: Some(owner), step, set, halves, masked, output: Output::Merged };
             let set = u64::from(owner.index());
             if windowed {
                 let chunks = u64::from(config.partition.chunks_of_rank());
@@ -78,7 +85,10 @@ impl Program {
     /// One launch for all keys.
     pub fn at_once(share: Share) -> Self {
         let halves = if share.partition == Partition::Contiguous { Halves::Early } else { Halves::Both };
-        Self { keys: StepKeys::Whole, launches: vec![Launch { owner: None, step: 0, set: 0, halves, masked: true }] }
+        Self {
+            keys: StepKeys::Whole,
+            launches: vec![Launch { owner: None, step: 0, set: 0, halves, masked: true, output: Output::Rounded }],
+        }
     }
 
     /// The same for the backward pass, in which launches do not share keys among their sequences.
@@ -90,8 +100,54 @@ impl Program {
         Self { launches: self.launches.into_iter().flat_map(halves).collect(), ..self }
     }
 
-    /// Without launches in which no query sees a key, by the arrays of a batch of `sequences` whose lengths are known.
-    pub fn without_idle(mut self, arrays: &[u32], sequences: u64) -> Self {
+    /// Steps of which the first one of each half stores its result, if results begin with nothing (`begins`), and the last one rounds it. A launch of both halves, of which one
+    /// has more to come or less behind it than the other, becomes one for each.
+    pub fn with_ends(self, begins: bool) -> Self {
+        let places = |half: Halves| self.launches.iter().enumerate().filter(move |(_, launch)| launch.halves.has(half)).map(|(at, _)| at);
+        let ends = |half| [places(half).next(), places(half).next_back()];
+        let (late, early) = (ends(Halves::Late), ends(Halves::Early));
+        let output = |at: usize, [first, last]: [Option<usize>; 2]| match (begins && first == Some(at), last == Some(at)) {
+            (true, true) => Output::Rounded,
+            (true, false) => Output::First,
+            (false, true) => Output::Last,
+            (false, false) => Output::Merged,
+        };
+        let of = |(at, launch): (usize, &Launch)| {
+            let (late, early) = (output(at, late), output(at, early));
+            match launch.halves {
+                Halves::Both if late != early => {
+                    vec![
+                        Launch { halves: Halves::Late, output: late, ..*launch },
+                        Launch { halves: Halves::Early, output: early, ..*launch },
+                    ]
+                }
+                Halves::Early => vec![Launch { output: early, ..*launch }],
+                Halves::Both | Halves::Late => vec![Launch { output: late, ..*launch }],
+            }
+        };
+        let launches = self.launches.iter().enumerate().flat_map(of).collect();
+        Self { launches, ..self }
+    }
+
+    /// Whether every row of a dense layout is among the queries of a launch.
+    pub fn covers(&self, partition: Partition) -> bool {
+        let halves: &[Halves] = if partition == Partition::Contiguous { &[Halves::Early] } else { &[Halves::Late, Halves::Early] };
+        halves.iter().all(|half| self.launches.iter().any(|launch| launch.halves.has(*half)))
+    }
+
+    /// Whether results begin with what the first launches store.
+    pub fn begins(&self) -> bool {
+        self.launches.iter().any(|launch| matches!(launch.output, Output::First | Output::Rounded))
+    }
+
+    /// Whether the last launches round.
+    pub fn rounds(&self) -> bool {
+        self.launches.iter().any(|launch| matches!(launch.output, Output::Last | Output::Rounded))
+    }
+
+    /// Without launches in which no query sees a key, by the arrays of a batch of `sequences`, if their lengths are known.
+    pub fn without_idle(mut self, arrays: Option<&[u32]>, sequences: u64) -> Self {
+        let Some(arrays) = arrays else { return self };
         let ends = 2 * sequences + 1;
         self.launches.retain(|launch| {
             let [first, last] = launch.halves.sequences(sequences).map(|sequence| (launch.set * 4 * ends + sequence) as usize);
@@ -147,6 +203,7 @@ impl Launch {
             mask: if masked { Mask::CausalBottomRight } else { Mask::Full },
             window: whole.window(),
             diagonals: windowed && of != StepKeys::Owners,
+            output: self.output,
             ..packed
         }
     }
@@ -205,6 +262,38 @@ mod tests {
                     let expected = (mask == Mask::Full || keys <= queries).then_some(&1);
                     assert_eq!(seen.get(&(queries, keys)), expected, "{share:?} {mask:?}: chunk {queries} sees {keys}");
                 }
+            }
+        }
+    }
+
+    /// Every half stores its first result and rounds its last one, once, and in the order of steps; only ends are cut off from the other half.
+    #[test]
+    fn every_half_begins_and_ends_once() {
+        for share in parts() {
+            for (mask, begins) in [(Mask::Full, true), (Mask::CausalBottomRight, true), (Mask::CausalBottomRight, false)] {
+                let plain = Program::by_steps(&config(share.partition, mask, Window::default()), share);
+                let ended = plain.clone().with_ends(begins);
+                assert!(ended.covers(share.partition) && ended.rounds());
+                let has_late = share.partition.chunks_of_rank() == 2;
+                for half in [Halves::Early, Halves::Late].into_iter().take(if has_late { 2 } else { 1 }) {
+                    let steps = |program: &Program| {
+                        let of_half = program.launches.iter().filter(|launch| launch.halves.has(half));
+                        of_half.map(|launch| (launch.step, launch.output)).collect::<Vec<_>>()
+                    };
+                    let (before, found) = (steps(&plain), steps(&ended));
+                    let last = found.len() - 1;
+                    for (at, (step, output)) in found.iter().enumerate() {
+                        let expected = match (begins && at == 0, at == last) {
+                            (true, true) => Output::Rounded,
+                            (true, false) => Output::First,
+                            (false, true) => Output::Last,
+                            (false, false) => Output::Merged,
+                        };
+                        assert_eq!((*step, *output), (before[at].0, expected), "{share:?} {mask:?} {half:?}");
+                    }
+                    assert_eq!(before.len(), found.len());
+                }
+                assert!(ended.launches.len() <= plain.launches.len() + 2);
             }
         }
     }

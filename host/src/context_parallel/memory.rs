@@ -134,6 +134,15 @@ pub(super) fn bytes_mut<T>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> 
     unsafe { DeviceViewMut::from_raw(access.address, access.bytes, access.owner) }
 }
 
+/// The first elements of a view, for one more launch of the pass that has it.
+pub(super) fn again<'a, T>(view: &DeviceViewMut<'a, T>, len: u64) -> DeviceViewMut<'a, T> {
+    let access = view.access("out");
+    assert!(len * size_of::<T>() as u64 <= access.bytes, "{len} elements of {} bytes", access.bytes);
+    // SAFETY: elements of the view, as was checked, for the same owner and as long as it is borrowed. The pass keeps the view and gives it to nothing that is enqueued beside its
+    // launches, which are enqueued one after another on one stream; the host does not read it.
+    unsafe { DeviceViewMut::from_raw(access.address, len, access.owner) }
+}
+
 /// Copies elements of one device, in stream order.
 #[track_caller]
 pub(super) fn copy<T>(stream: &Stream, source: DeviceView<'_, T>, target: DeviceViewMut<'_, T>) -> Result<()> {

@@ -9,6 +9,7 @@
 //! | `launches` | which launches a rank makes, of whose keys |
 //! | `local`, `arrays` | a rank's attention as packed sequences, and what its queries see |
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
+//! | `fp8` | attention of 8 bits |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
@@ -27,6 +28,7 @@ mod core;
 mod element;
 mod engine;
 mod forward;
+mod fp8;
 mod gathered;
 mod head_group;
 mod lane;
@@ -44,5 +46,6 @@ pub use crate::thd::{Partition, Share};
 pub use config::{ContextParallelConfig, Schedule};
 pub use context::ContextParallel;
 pub use element::ContextElement;
+pub use fp8::ContextParallelFp8;
 pub use plan::{PassPlan, Plan};
 pub use transport::Transport;

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use super::config::{ContextParallelConfig, Schedule, refuse};
-use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
 use crate::runtime::Result;
@@ -55,19 +54,37 @@ pub(super) struct Means {
     pub grid: bool,
 }
 
-/// What the model knows of devices and links: H200s of one host, `bf16` heads of 128 (docs/performance/attention.md, docs/performance/overlap.md).
+/// What the model knows of devices and links: `bf16` heads of 128 on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host
+/// (docs/performance/context_parallel.md).
 struct Rates {
     /// Operations a second of the kernels of whole sequences, in either direction.
-    forward: f64,
-    backward: f64,
-    /// Of the kernels that merge steps, of those.
-    merged: f64,
-    /// Bytes a second into a device, and of its memory, read or written.
-    link: f64,
+    whole: [f64; 2],
+    /// Of the kernels of steps, of those, in either direction.
+    steps: [f64; 2],
+    /// Bytes a second into a device: by its own copies from another one's memory, by messages of keys, and by messages of heads with all that they wait for.
+    copies: f64,
+    messages: f64,
+    heads: f64,
+    /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
+    groups: f64,
+    ends: f64,
+    /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
+    beside: f64,
+    /// Bytes a second of a device's memory, read or written.
     memory: f64,
 }
 
-const H200: Rates = Rates { forward: 680e12, backward: 560e12, merged: 0.93, link: 380e9, memory: 4.2e12 };
+const HOPPER: Rates = Rates {
+    whole: [680e12, 560e12],
+    steps: [0.97, 0.95],
+    copies: 380e9,
+    messages: 160e9,
+    heads: 90e9,
+    groups: 1.02,
+    ends: 0.45e-3,
+    beside: 0.5,
+    memory: 4.2e12,
+};
 
 /// The schedules among which one is chosen, the better one of equals first.
 const CANDIDATES: [Schedule; 4] = [Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull];
@@ -152,13 +169,19 @@ impl ContextParallelConfig {
         }
     }
 
-    /// The bytes that a rank receives in a pass, of the one that receives the most.
-    pub(super) fn received(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> u64 {
+    /// Elements of a rank's queries, of its result, and of its keys and values together.
+    fn elements(&self, world: WorldSize) -> [u64; 3] {
         let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
         let (value, ranks) = (self.attention.value_size(), u64::from(world.get()));
         let batches = if layout == Layout::Packed { 1 } else { batches };
         let [rows, key_rows] = [queries, keys].map(|rows| batches * rows / ranks);
-        let (q, out, kv) = (rows * heads * head_size, rows * heads * value, key_rows * key_heads * (head_size + value));
+        [rows * heads * head_size, rows * heads * value, key_rows * key_heads * (head_size + value)]
+    }
+
+    /// The bytes that a rank receives in a pass, of the one that receives the most.
+    pub(super) fn received(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> u64 {
+        let (ranks, key_heads) = (u64::from(world.get()), self.attention.key_heads);
+        let [q, out, kv] = self.elements(world);
         let steps = |ranks: u64, kv: u64| match direction {
             Direction::Forward => (ranks - 1) * kv * size,
             // Gradients of the own keys come back in f32.
@@ -190,34 +213,45 @@ impl ContextParallelConfig {
         // Of packed sequences the lengths are not known here: as if all were equal.
         let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
         let seen = if self.is_causal() { 0.5 } else { 1.0 };
-        let (rate, times) = match direction {
-            Direction::Forward => (H200.forward, 2.0),
-            Direction::Backward => (H200.backward, 5.0),
+        let (at, times) = match direction {
+            Direction::Forward => (0, 2.0),
+            Direction::Backward => (1, 5.0),
         };
         let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * seen;
-        let whole = pairs * products as f64 * times / ranks as f64 / rate;
-        let wire = self.received(schedule, direction, world, size) as f64 / H200.link;
-        let own = self.received(schedule, direction, world, size) as f64 / (ranks as f64 - 1.0).max(1.0) * f64::from(u32::from(ranks > 1));
+        let whole = pairs * products as f64 * times / ranks as f64 / HOPPER.whole[at];
+        let received = self.received(schedule, direction, world, size) as f64;
+        let [q, _, kv] = self.elements(world).map(|elements| elements as f64);
+        let (share, messages) = (ranks as f64, received / HOPPER.messages);
         match schedule {
-            // All keys are read and written once more, in the order of tokens.
-            Schedule::Gather => Time { compute: whole, exposed: wire + 2.0 * own * ranks as f64 / H200.memory },
-            // By messages each tensor is read and written twice, on its way out and in; of all groups but one that is hidden.
-            Schedule::AllToAll => {
-                let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
-                let copies = if means.memory { 0.0 } else { 4.0 * own * ranks as f64 / H200.memory };
-                Time { compute: whole, exposed: (wire + copies) / groups_of(&traded, size) as f64 }
+            // All keys are read and written once more, in the order of tokens; so are their gradients.
+            Schedule::Gather => {
+                let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
+                Time { compute: whole, exposed: messages + kv * share * bytes / HOPPER.memory }
             }
+            Schedule::AllToAll if means.memory => {
+                let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
+                let wire = received / HOPPER.copies / groups_of(&traded, size) as f64;
+                Time { compute: whole * HOPPER.groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
+            }
+            Schedule::AllToAll => Time { compute: whole, exposed: received / HOPPER.heads },
             _ => {
-                let compute = whole / H200.merged;
-                // Keys of a step travel while those of the step before are attended to; a causal mask of contiguous parts leaves the last rank all the work.
-                let compute = if self.is_causal() && self.partition == Partition::Contiguous { 2.0 * compute } else { compute };
-                // The last step's gradients travel when all is computed.
-                let last = match direction {
-                    Direction::Forward => 0.0,
-                    Direction::Backward => own * 4.0 / (size + 4) as f64 / H200.link,
+                let is_zigzag = self.partition == Partition::Zigzag;
+                // Gradients of queries are zeroed and rounded, those of keys zeroed for each rank and added up.
+                let sums = [0.0, 10.0 * q + (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
+                let compute = whole / HOPPER.steps[at];
+                // A causal mask of contiguous parts leaves the last rank all the work.
+                let compute = if self.is_causal() && !is_zigzag { 2.0 * compute } else { compute };
+                let (wire, beside) = match schedule {
+                    Schedule::Pull => (received / HOPPER.copies, 0.0),
+                    _ => (messages, HOPPER.beside),
                 };
-                let hidden = compute * (ranks - 1) as f64 / ranks as f64;
-                Time { compute, exposed: (wire - last - hidden).max(0.0) + last }
+                // The last step's gradients travel when all is computed, but for the half of the own keys that pull leaves to the end.
+                let last = if at == 0 || ranks == 1 { 0.0 } else { wire * 4.0 / (size + 4) as f64 / (share - 1.0) };
+                let behind = if schedule == Schedule::Pull && is_zigzag { compute / share * seen / 2.0 } else { 0.0 };
+                // Keys of a step travel while those of the step before are attended to.
+                let hidden = compute * (share - 1.0) / share;
+                let lost = beside * (wire - last);
+                Time { compute: compute + sums, exposed: (wire - last - hidden).max(0.0) + (last - behind).max(0.0) + lost }
             }
         }
     }
@@ -277,14 +311,18 @@ mod tests {
         (schedule, refused)
     }
 
-    /// Few key heads are fewer bytes by steps than by heads, and long sequences hide them.
+    /// Steps by the memory of owners hide their wire and slow no kernel; by messages steps hide theirs where sequences are long.
     #[test]
     fn auto_takes_the_fastest_there_is() {
         let long = config(128 << 10, 16, 16);
-        assert_eq!(chosen(&long, 4, ALL).0, Schedule::AllToAll);
+        assert_eq!(chosen(&long, 4, ALL).0, Schedule::Pull);
+        let messages = Means { messages: true, memory: false, grid: false };
+        assert_eq!(chosen(&long, 4, messages).0, Schedule::Ring);
+        // Between short steps nothing is hidden, and fewer bytes are sooner there.
+        assert_eq!(chosen(&config(512, 16, 16), 4, messages).0, Schedule::AllToAll);
         // 6 key heads on 4 ranks cannot be traded.
         let (schedule, refused) = chosen(&config(128 << 10, 24, 6), 4, ALL);
-        assert_eq!(schedule, Schedule::Gather);
+        assert_eq!(schedule, Schedule::Pull);
         assert_eq!(refused[0].0, Schedule::AllToAll);
         assert!(refused[0].1.contains("key_heads is 6"), "{refused:?}");
         let alone = Means { messages: false, memory: true, grid: false };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use oxtile_kernels::amax::{self as kernel, AmaxArgs, MultiAmaxArgs};
 use oxtile_kernels::magnitude::Magnitude;
-use oxtile_tile::launch::{DeviceView, Kernel, Signature};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{bf16, f16};
 
 use super::split_phase::LocalAmax;
@@ -53,7 +53,12 @@ impl<T: AmaxNumber> Amax<T> {
 
     /// Raises `amax`, of one element, 0 before, to the largest magnitude in `input`.
     pub(super) fn raise(&self, stream: &Stream, input: DeviceView<'_, T>, amax: &mut Buffer<f32>) -> Result<()> {
-        self.0.launch(stream, AmaxArgs { input, output: amax.view_mut() })
+        self.raise_at(stream, input, amax.view_mut())
+    }
+
+    /// The same of a view of one element.
+    pub(crate) fn raise_at(&self, stream: &Stream, input: DeviceView<'_, T>, output: DeviceViewMut<'_, f32>) -> Result<()> {
+        self.0.launch(stream, AmaxArgs { input, output })
     }
 
     /// The amax of this rank's part of a tensor that ranks share: the first phase, in which nothing is cast.

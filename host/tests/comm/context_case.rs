@@ -111,7 +111,7 @@ impl Case {
     }
 
     /// The token of the whole that a row of a rank's tensors is.
-    fn token(&self, rank: Rank, tokens: u64, row: usize) -> usize {
+    pub fn token(&self, rank: Rank, tokens: u64, row: usize) -> usize {
         let (partition, world) = (self.config.partition, self.world());
         if self.config.attention.layout != Layout::Packed {
             return partition.token(rank, world, tokens, row as u64) as usize;

@@ -204,3 +204,22 @@ fn packed_sequences() {
     });
     all(cases);
 }
+
+/// Packed sequences of four and eight ranks: one long, empty, short and padded ones, of each schedule that takes them; in quick runs three of the eight.
+#[test]
+fn packed_sequences_of_many_ranks() {
+    let lengths = vec![[50, 64], [1, 16], [0, 0], [0, 16], [16, 16]];
+    let rows = lengths.iter().map(|[_, padded]| padded).sum::<u64>() + 16;
+    let cases = [4, 8].into_iter().flat_map(|ranks| {
+        let schedules = [Schedule::Ring, Schedule::AllToAll, Schedule::Pull, Schedule::Gather];
+        schedules.into_iter().zip([Mask::CausalBottomRight, Mask::Full].into_iter().cycle()).map(move |(schedule, mask)| {
+            // Ranks that trade heads have one each.
+            let heads = if schedule == Schedule::AllToAll { ranks.into() } else { 2 };
+            (ranks, schedule, AttentionConfig { mask, heads, key_heads: heads / 2, ..BASE })
+        })
+    });
+    for (ranks, schedule, config) in cases.step_by(if is_long() { 1 } else { 3 }) {
+        let attention = AttentionConfig { layout: Layout::Packed, batches: 5, queries: rows, keys: rows, ..config };
+        Case { lengths: lengths.clone(), ..Case::new(ranks, attention).by(schedule) }.run().unwrap();
+    }
+}

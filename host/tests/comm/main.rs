@@ -10,6 +10,7 @@
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
+//! | `context_fp8` | the same of 8 bits |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
@@ -28,6 +29,7 @@ mod collectives;
 mod context_calls;
 mod context_case;
 mod context_example;
+mod context_fp8;
 mod context_parallel;
 mod context_ranks;
 mod context_tensors;

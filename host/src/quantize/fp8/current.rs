@@ -217,7 +217,17 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// [`Error::Length`] unless `output` is as long as the tensor; as [`Loaded::launch`].
     pub fn dequantize(&self, stream: &Stream, tensor: &Fp8Tensor<Q>, output: DeviceViewMut<'_, T>) -> Result<()> {
         Error::check_length("CurrentScaling::dequantize, output", tensor.data.len(), output.len())?;
-        let (data, scale_inverse) = (tensor.data.view(), tensor.scales.view());
+        self.dequantize_at(stream, tensor.data.view(), tensor.scales.view(), output)
+    }
+
+    /// The same of views.
+    pub(crate) fn dequantize_at(
+        &self,
+        stream: &Stream,
+        data: DeviceView<'_, Q>,
+        scale_inverse: DeviceView<'_, f32>,
+        output: DeviceViewMut<'_, T>,
+    ) -> Result<()> {
         self.dequantize.launch(stream, Fp8DequantizeArgs { data, scale_inverse, output })
     }
 }
