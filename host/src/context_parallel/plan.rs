@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::config::{ContextParallelConfig, Schedule, refuse};
+use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
 use crate::runtime::Result;

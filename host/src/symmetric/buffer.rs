@@ -183,7 +183,7 @@ impl<T: Pod> SymmetricBuffer<T> {
     }
 
     /// The same, of whose use of the target the runtime is not told: the caller has told it of one by another stream, and events order this stream after that one and before its
-    /// later work. Rows within the device are copied by an engine, beside kernels, where the driver can (not in a graph).
+    /// later work.
     #[track_caller]
     pub(crate) fn get_rows_beside(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
         self.rows_each(stream, pieces, target, false)
@@ -198,7 +198,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         let some = pieces.iter().filter(|(_, rows)| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows)));
         let (copies, accesses) = (copies.collect::<Result<Vec<_>>>()?, [target]);
-        self.enqueue_copies(stream, WHAT, if is_told { &accesses } else { &[] }, &copies, copies.len() > 1 || !is_told)
+        self.enqueue_copies(stream, WHAT, if is_told { &accesses } else { &[] }, &copies)
     }
 }
 
@@ -213,23 +213,16 @@ impl<T: Pod> SymmetricBuffer<T> {
         let copy = |rows: Rows| rows.copy(WHAT, size, [source.address, peer], [len, self.len()], caller);
         let some = rows.iter().filter(|rows| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|rows| rows.pieces(size)).map(copy).collect::<Result<Vec<_>>>()?;
-        self.enqueue_copies(stream, WHAT, &[source], &copies, copies.len() > 1)
+        self.enqueue_copies(stream, WHAT, &[source], &copies)
     }
 
     /// Enqueues copies between buffers of other ranks and a view of this rank's.
-    fn enqueue_copies(
-        &self,
-        stream: &Stream,
-        what: &'static str,
-        views: &[BufferAccess<'_>],
-        copies: &[Copy],
-        is_batch: bool,
-    ) -> Result<()> {
+    fn enqueue_copies(&self, stream: &Stream, what: &'static str, views: &[BufferAccess<'_>], copies: &[Copy]) -> Result<()> {
         self.arena.0.check()?;
         self.arena.0.use_on(stream)?;
         enqueue(stream, what, views, |id| {
             let backend = &stream.0.runtime.backend;
-            match is_batch && !copies.is_empty() && stream.0.takes_batches() {
+            match copies.len() > 1 && stream.0.takes_batches() {
                 true => backend.copies(id, copies),
                 false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
             }
