@@ -76,9 +76,10 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
         By::Puts => {
             let configs = [packed(past), AttentionConfig { max_logit: true, ..past }, both_sides, sunk];
             let heads = 2 * u64::from(ranks).max(2);
-            let traded = configs.map(|config| case(AttentionConfig { heads, key_heads: heads / 2, ..config }, Schedule::AllToAll));
+            let traded =
+                configs.map(|config| case(AttentionConfig { heads, key_heads: heads / 2, ..config }, Schedule::AllToAll).by_puts());
             // Two ranks have each key head.
-            let shared = case(AttentionConfig { key_heads: u64::from(ranks).div_ceil(2), ..causal }, Schedule::AllToAll);
+            let shared = case(AttentionConfig { key_heads: u64::from(ranks).div_ceil(2), ..causal }, Schedule::AllToAll).by_puts();
             traded.into_iter().chain([shared]).collect()
         }
         By::Messages => {
@@ -129,8 +130,7 @@ impl<'r> Side<'r> {
         let (me, world, stream) = (rank.rank(), rank.world(), rank.device().stream()?);
         doing(me, format!("opening its arena for {case:?}"));
         let is_learnable = case.config.attention.sink == Sink::Learnable;
-        let by_memory = |schedule: &Schedule| matches!(schedule, Schedule::Pull | Schedule::AllToAll);
-        let has_messages = is_learnable || !case.schedules().iter().all(by_memory);
+        let has_messages = is_learnable || !(case.puts_heads() || case.schedules() == [Schedule::Pull; 2]);
         let room = room(&case);
         let mail = if has_messages { 3 * Mail::bytes(world, room) } else { 0 };
         let arena = Arena::open(rank, ArenaOptions { bytes: case.options().bytes + mail, ..options.clone() })?;
