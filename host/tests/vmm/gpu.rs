@@ -34,7 +34,7 @@ const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 29] = [
+const CASES: [(&str, u32, (&str, &str)); 31] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
@@ -51,6 +51,8 @@ const CASES: [(&str, u32, (&str, &str)); 29] = [
     ("gathered", 1, QUEUES),
     ("gathered", 2, QUEUES),
     ("gathered", 4, QUEUES),
+    ("gathered-of-one-queue", 2, ONE_QUEUE),
+    ("gathered-of-eight-queues", 2, EIGHT_QUEUES),
     ("context-threads-2", 1, QUEUES),
     ("context", 2, QUEUES),
     ("context", 4, QUEUES),
@@ -113,7 +115,7 @@ pub fn child(case: &str) -> ExitCode {
         "context-threads-2" => threads(2, &|rank| context::program(rank, options(), By::Memory)),
         "context" => process(&|rank| context::program(rank, options(), By::Memory)),
         "context-by-messages" => process(&|rank| context::program(rank, options(), By::Messages)),
-        "gathered" => process(&|rank| gathered::program(rank, options())),
+        "gathered" | "gathered-of-one-queue" | "gathered-of-eight-queues" => process(&|rank| gathered::program(rank, options())),
         "sharded" => process(&|rank| sharded::program(rank, options())),
         "gathered-soak" => process(&|rank| gathered::soak(rank, options(), length).map(|soaked| println!("{soaked}"))),
         "hosts" => hosts::rank(),
