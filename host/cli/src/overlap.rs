@@ -45,6 +45,8 @@ struct Sizes {
 struct Chunks {
     panels: u32,
     slabs: u32,
+    /// Whether each slab is half as wide as the one before it.
+    halving: bool,
     /// Whether only the panel that comes last of all has slabs.
     last_only: bool,
 }
@@ -100,7 +102,7 @@ pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
         gathered_bytes: config.bytes::<bf16, bf16>()?,
         method: name(method),
         why,
-        cut: Chunks { panels: cut.panels, slabs: cut.slabs, last_only: cut.last_only },
+        cut: Chunks { panels: cut.panels, slabs: cut.slabs, halving: cut.halving, last_only: cut.last_only },
         puts: match order {
             PutOrder::ByPeer => "by_peer",
             PutOrder::InStep => "in_step",
@@ -163,11 +165,12 @@ impl fmt::Display for Sizes {
 }
 
 fn chunks(cut: &Chunks) -> String {
-    let Chunks { panels, slabs, last_only } = *cut;
+    let Chunks { panels, slabs, halving, last_only } = *cut;
+    let each = if halving { ", each half of the one before" } else { "" };
     let panels = if panels == 1 { "whole shards".to_owned() } else { format!("shards in {panels} panels") };
     match (slabs, last_only) {
         (1, _) => panels,
-        (_, true) => format!("{panels}, the last to arrive in {slabs} slabs"),
-        (_, false) => format!("{panels} of {slabs} slabs"),
+        (_, true) => format!("{panels}, the last to arrive in {slabs} slabs{each}"),
+        (_, false) => format!("{panels} of {slabs} slabs{each}"),
     }
 }

@@ -21,6 +21,8 @@ pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
     /// This member's shard in each place, where shards are rows.
     shards: Option<[Buffer<T>; PLACES]>,
     products: [Product<'a>; PLACES],
+    /// Where the gathered operand is kept.
+    kept: Option<&'a mut Buffer<T>>,
     /// The call that the shard was handed out for.
     given: Option<u64>,
 }
@@ -36,12 +38,30 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
         let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
-        Ok(Self { of, result, shards, products, given: None })
+        Ok(Self { of, result, shards, products, kept: None, given: None })
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
     pub fn result(&self) -> DeviceView<'_, O> {
         self.result
+    }
+
+    /// From the next call on, each call copies the gathered operand to `kept`, as it is stored, after the product and before the others may put again: for the
+    /// gradient of the weight, which then needs no gather. A copy within the device, of [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes). A member may keep it
+    /// where others gather again, by [`Gathers::SumOfA`](super::Gathers::SumOfA) of the same shards; by [`Method::Sequential`](super::Method::Sequential)
+    /// these have the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Length`].
+    pub fn keep_gathered(&mut self, kept: &'a mut Buffer<T>) -> Result<()> {
+        Error::check_length("GatheredProduct::keep_gathered", self.of.places[0].len(), kept.len())?;
+        self.kept = Some(kept);
+        Ok(())
+    }
+
+    /// What the last [call](Self::run) gathered, if it is [kept](Self::keep_gathered): for work after that call and before the next one.
+    pub fn kept(&self) -> Option<&Buffer<T>> {
+        self.kept.as_deref()
     }
 
     /// This member's shard of the gathered operand, in the place of the next call: write all of it, by work on `stream`, then [run](Self::run) the product. What was
@@ -120,6 +140,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         let mut places = inner.places();
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, WHAT)?;
+        self.kept.iter().try_for_each(|kept| kept.check_stream(compute, WHAT))?;
         self.check_captures(compute)?;
         inner.begin(turn, compute, WHAT)?;
         let done = self.enqueue(compute, &mut places, place);
@@ -179,6 +200,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
                     products[source as usize].run(compute)?;
                 }
             }
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.copy_from(compute, &self.of.places[place])?;
         }
         // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;

@@ -52,13 +52,16 @@ pub struct Cut {
     pub panels: u32,
     /// Parts of a panel along the dimension that is summed. Where the sum is gathered there is one.
     pub slabs: u32,
+    /// Whether each slab is half as wide as the one before it, and not all are of one width: what is left to multiply after the last one has come is
+    /// short with few copies.
+    pub halving: bool,
     /// Whether only the panel that comes last of all has slabs: fewer copies where they take longer than the product.
     pub last_only: bool,
 }
 
 impl Cut {
     /// A shard in one piece.
-    pub const WHOLE: Self = Self { panels: 1, slabs: 1, last_only: false };
+    pub const WHOLE: Self = Self { panels: 1, slabs: 1, halving: false, last_only: false };
     /// The most panels, and the most slabs.
     pub const MOST: u32 = 4;
     /// The most chunks of a shard.

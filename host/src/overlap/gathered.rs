@@ -69,7 +69,7 @@ pub struct AllGatherGemm<T: GatherOperands<O>, O: 'static> {
     product: GemmConfig,
     work: Work<T, O>,
     /// The gathered operand in each place.
-    places: [Buffer<T>; PLACES],
+    pub(super) places: [Buffer<T>; PLACES],
     number: u64,
     note: String,
 }
@@ -236,7 +236,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 // The first step that is wholly of the own part.
                 let first = schedule.shard(me).start.div_ceil(T::STEP) as u32;
                 let [slab, first] = match self.config.gathers {
-                    Gathers::Rows => [(schedule.slab / T::STEP) as u32, 0],
+                    Gathers::Rows => [(schedule.unit / T::STEP) as u32, 0],
                     // A part that is empty begins beyond the end.
                     _ if first >= self.product.k.div_ceil(T::STEP) as u32 => [1, 0],
                     _ => [1, first],
@@ -284,15 +284,15 @@ pub(super) enum Product<'a> {
     Sequential(Bound<'a>),
 }
 
-/// For each slab and panel of all shards the number of the flag that the kernel waits for, among those of the place.
+/// For each unit and panel of all shards the number of the flag that the kernel waits for, among those of the place.
 fn flags_of(inner: &Inner, schedule: &Schedule) -> Vec<u32> {
     let me = inner.member.rank().index();
-    let flag = |slab: u32, source: u32, panel: u32| {
-        let number = if source == me { None } else { schedule.number(source, schedule.position(me, source), panel, slab) };
+    let flag = |unit: u32, source: u32, panel: u32| {
+        let number = if source == me { None } else { schedule.number(source, schedule.position(me, source), panel, unit) };
         number.map_or(PRESENT, |number| inner.ready.index(number, inner.world_rank(source)))
     };
     let panels = || (0..schedule.members).flat_map(|source| (0..schedule.cut.panels).map(move |panel| (source, panel)));
-    (0..schedule.cut.slabs).flat_map(|slab| panels().map(move |(source, panel)| flag(slab, source, panel))).collect()
+    (0..schedule.units()).flat_map(|unit| panels().map(move |(source, panel)| flag(unit, source, panel))).collect()
 }
 
 impl<T: GatherOperands<O>, O> fmt::Debug for AllGatherGemm<T, O> {

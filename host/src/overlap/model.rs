@@ -15,9 +15,12 @@ use crate::gemm::{GemmConfig, GemmTile};
 use crate::symmetric::PutOrder;
 
 /// The cuts among which the model chooses.
-const CUTS: [Cut; 10] = {
+const CUTS: [Cut; 14] = {
     const fn cut(panels: u32, slabs: u32, last_only: bool) -> Cut {
-        Cut { panels, slabs, last_only }
+        Cut { panels, slabs, halving: false, last_only }
+    }
+    const fn halving(panels: u32, slabs: u32) -> Cut {
+        Cut { halving: true, ..cut(panels, slabs, true) }
     }
     [
         Cut::WHOLE,
@@ -30,6 +33,10 @@ const CUTS: [Cut; 10] = {
         cut(4, 1, false),
         cut(4, 2, true),
         cut(4, 4, true),
+        halving(1, 3),
+        halving(2, 3),
+        halving(2, 4),
+        halving(4, 3),
     ]
 };
 
@@ -54,11 +61,17 @@ impl AllGatherConfig {
         timed.min_by(|a, b| a.2.total_cmp(&b.2)).unwrap_or((Cut::WHOLE, GemmTile::Tile128x256, f64::INFINITY))
     }
 
-    /// When the slabs of each panel are there, by position and panel.
-    fn arrivals<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, schedule: &Schedule) -> Vec<Vec<Vec<f64>>> {
-        let Cut { panels, slabs, .. } = schedule.cut;
+    /// When the units of each panel are there, by position and panel, where puts move so many bytes a microsecond.
+    fn arrivals<T: GatherOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        put: f64,
+        schedule: &Schedule,
+    ) -> Vec<Vec<Vec<f64>>> {
+        let (panels, units) = (schedule.cut.panels, schedule.units());
         let bytes = self.shard_bytes::<T, O>(ranks) as f64 / f64::from(panels);
-        let mut there = vec![vec![vec![0.0; slabs as usize]; panels as usize]; schedule.members as usize];
+        let mut there = vec![vec![vec![0.0; units as usize]; panels as usize]; schedule.members as usize];
         let all = |position: u32| {
             (0..panels).flat_map(move |panel| (0..schedule.slabs(position, panel)).map(move |slab| (position, panel, slab)))
         };
@@ -73,13 +86,15 @@ impl AllGatherConfig {
         };
         let mut now = 0.0;
         for chunks in together {
-            let share = |(position, panel, _): &(u32, u32, u32)| bytes / f64::from(schedule.slabs(*position, *panel)) / rates.put;
+            let share = |(position, panel, slab): &(u32, u32, u32)| {
+                let of = schedule.units_of(*position, *panel, *slab);
+                let [start, end] = [of.start, of.end].map(|unit| (unit * schedule.unit).min(schedule.other));
+                bytes * (end - start) as f64 / schedule.other.max(1) as f64 / put
+            };
             now += rates.start + chunks.iter().map(share).sum::<f64>() + rates.flag;
             for (position, panel, slab) in chunks {
-                let of_panel = &mut there[position as usize][panel as usize];
-                let arrived =
-                    if schedule.slabs(position, panel) == 1 { &mut of_panel[..] } else { &mut of_panel[slab as usize..=slab as usize] };
-                arrived.fill(now);
+                let of = schedule.units_of(position, panel, slab);
+                there[position as usize][panel as usize][of.start as usize..of.end as usize].fill(now);
             }
         }
         there
@@ -88,7 +103,7 @@ impl AllGatherConfig {
     /// The time of all copies.
     pub(super) fn wire<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> f64 {
         let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
+        let there = self.arrivals::<T, O>(ranks, rates, rates.put, &schedule);
         there.into_iter().flatten().flatten().fold(0.0, f64::max)
     }
 
@@ -104,7 +119,7 @@ impl AllGatherConfig {
         let multiprocessors = rates.multiprocessors - self.overlap.margin;
         let Some(alone) = product.predicted_whole::<T, O>(tile, multiprocessors) else { return f64::INFINITY };
         let schedule = self.schedule::<T, O>(ranks, cut);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
+        let there = self.arrivals::<T, O>(ranks, rates, self.put_beside::<T, O>(ranks, rates, alone), &schedule);
         let ([rows, _], cluster) = tile.size();
         let (tiles, clusters) = (tile.count([product.m, product.n]), (u64::from(multiprocessors) / cluster).max(1));
         let of_tile = alone / tiles.div_ceil(clusters) as f64 * self.beside::<T, O>(ranks, rates, alone);
@@ -114,10 +129,10 @@ impl AllGatherConfig {
             Gathers::Rows => {
                 let of = |tile: &u32| {
                     let panels: Vec<_> = schedule.needs(0, u64::from(tile >> 16) * rows * cluster, rows * cluster).collect();
-                    let last = |slab: usize| {
-                        panels.iter().map(|(position, panel)| there[*position as usize][*panel as usize][slab]).fold(0.0, f64::max)
+                    let last = |unit: usize| {
+                        panels.iter().map(|(position, panel)| there[*position as usize][*panel as usize][unit]).fold(0.0, f64::max)
                     };
-                    (0..schedule.cut.slabs as usize).map(last).collect()
+                    (0..schedule.units() as usize).map(last).collect()
                 };
                 schedule.tiles(0, rows * cluster, columns).iter().map(of).collect()
             }
@@ -141,11 +156,18 @@ impl AllGatherConfig {
         1.0 + (rates.beside - 1.0) * (self.wire::<T, O>(ranks, rates) / alone).min(1.0)
     }
 
+    /// Bytes a microsecond of puts, part of whose time a product runs.
+    fn put_beside<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, alone: f64) -> f64 {
+        let share = (alone / self.wire::<T, O>(ranks, rates)).min(1.0);
+        rates.put / (1.0 + (rates.put_beside - 1.0) * share)
+    }
+
     /// The time of a product for each shard, of which all are taken to be beside puts.
     pub(super) fn chunked<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<f64> {
         let schedule = self.schedule::<T, O>(ranks, Cut::WHOLE);
-        let there = self.arrivals::<T, O>(ranks, rates, &schedule);
         let one = GemmConfig { m: schedule.extent(), ..*product }.predicted::<T, O>(rates.multiprocessors)?;
+        let put = self.put_beside::<T, O>(ranks, rates, one * f64::from(ranks.get()));
+        let there = self.arrivals::<T, O>(ranks, rates, put, &schedule);
         let times = there.iter().enumerate();
         Some(times.fold(0.0, |now: f64, (position, times)| {
             now.max(times[0][0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside

@@ -25,8 +25,8 @@ pub(super) struct Schedule {
     /// Whether the shards of the members after this one arrive in their order, and not those before it backwards.
     pub ascending: bool,
     pub cut: Cut,
-    /// Elements of a slab along the other dimension.
-    pub slab: u64,
+    /// Elements of a unit along the other dimension: of a slab, or where slabs are halved of the shortest one.
+    pub unit: u64,
 }
 
 /// A part of a matrix as it is stored.
@@ -39,13 +39,20 @@ pub(super) struct Chunk {
 }
 
 impl Schedule {
-    /// Cut into panels of equal size and slabs of whole steps of a kernel: fewer than asked for where the shard has no such parts.
+    /// Cut into panels of equal size and slabs of whole steps of a kernel, fewer than asked for where the shard has no such parts.
     pub fn new(members: u32, [gathered, other]: [u64; 2], [shards_are_rows, ascending]: [bool; 2], cut: Cut, step: u64) -> Self {
         let (extent, steps) = (gathered.div_ceil(u64::from(members)), other.div_ceil(step).max(1));
         let panels = (1..=cut.panels.max(1)).rev().find(|panels| extent.is_multiple_of(u64::from(*panels))).unwrap_or(1);
-        let slab = steps.div_ceil(u64::from(cut.slabs).clamp(1, steps));
-        let cut = Cut { panels, slabs: steps.div_ceil(slab) as u32, ..cut };
-        Self { members, gathered, other, shards_are_rows, ascending, cut, slab: slab * step }
+        let (unit, slabs) = if cut.halving {
+            let unit = |slabs: u32| steps.div_ceil(halving(slabs, slabs));
+            let slabs = (1..=cut.slabs).rev().find(|slabs| steps.div_ceil(unit(*slabs)) == halving(*slabs, *slabs)).unwrap_or(1);
+            (unit(slabs), slabs)
+        } else {
+            let unit = steps.div_ceil(u64::from(cut.slabs).clamp(1, steps));
+            (unit, steps.div_ceil(unit) as u32)
+        };
+        let cut = Cut { panels, slabs, ..cut };
+        Self { members, gathered, other, shards_are_rows, ascending, cut, unit: unit * step }
     }
 
     /// Elements of a shard along the gathered dimension; the last ones may have fewer, or none.
@@ -91,9 +98,24 @@ impl Schedule {
         if is_last || !self.cut.last_only { self.cut.slabs } else { 1 }
     }
 
-    /// The number of the chunk that a slab of a panel is in, of the shard that arrives at a position; none if the panel is empty.
-    pub fn number(&self, source: u32, position: u32, panel: u32, slab: u32) -> Option<u32> {
-        let slab = if self.slabs(position, panel) == 1 { 0 } else { slab };
+    /// The units of a panel along the other dimension, of which its slabs are made; the last one may be shorter.
+    pub fn units(&self) -> u32 {
+        self.first_unit(self.cut.slabs) as u32
+    }
+
+    /// The units before a slab.
+    fn first_unit(&self, slab: u32) -> u64 {
+        if self.cut.halving { halving(self.cut.slabs, slab) } else { slab.into() }
+    }
+
+    /// The units of a slab of the panel of the shard that arrives at a position.
+    pub fn units_of(&self, position: u32, panel: u32, slab: u32) -> Range<u64> {
+        if self.slabs(position, panel) == 1 { 0..self.units().into() } else { self.first_unit(slab)..self.first_unit(slab + 1) }
+    }
+
+    /// The number of the chunk that a unit of a panel is in, of the shard that arrives at a position; none if the panel is empty.
+    pub fn number(&self, source: u32, position: u32, panel: u32, unit: u32) -> Option<u32> {
+        let slab = (0..self.slabs(position, panel)).rfind(|slab| self.units_of(position, panel, *slab).start <= unit.into())?;
         (!self.panel(source, panel).is_empty()).then_some(panel * self.cut.slabs + slab)
     }
 
@@ -105,11 +127,9 @@ impl Schedule {
         }
         let of_panel = |panel: u32| (0..self.slabs(position, panel)).map(move |slab| (panel, slab));
         let chunk = |(panel, slab): (u32, u32)| {
-            let number = self.number(source, position, panel, slab)?;
-            let slab = match self.slabs(position, panel) {
-                1 => 0..self.other,
-                _ => (u64::from(slab) * self.slab).min(self.other)..((u64::from(slab) + 1) * self.slab).min(self.other),
-            };
+            let units = self.units_of(position, panel, slab);
+            let number = self.number(source, position, panel, units.start as u32)?;
+            let slab = (units.start * self.unit).min(self.other)..(units.end * self.unit).min(self.other);
             let panel = self.panel(source, panel);
             let (rows, columns) = if self.shards_are_rows { (panel, slab) } else { (slab, panel) };
             Some(Chunk { number, rows, columns })
@@ -156,6 +176,11 @@ impl Schedule {
     }
 }
 
+/// The units before a slab, of so many slabs of which each is half of the one before it and the last one is a unit.
+fn halving(slabs: u32, slab: u32) -> u64 {
+    (1 << slabs) - (1 << (slabs - slab))
+}
+
 /// Tiles of these rows, in bands.
 pub(super) fn banded(rows: &[u32], columns: u32) -> Vec<u32> {
     let band = |band: &[u32]| (0..columns).flat_map(|column| band.iter().map(move |row| row << 16 | column)).collect::<Vec<_>>();
@@ -178,7 +203,8 @@ mod tests {
     use super::*;
 
     fn cuts() -> Vec<Cut> {
-        let of = |panels| [1, 2, 4].map(|slabs| [false, true].map(|last_only| Cut { panels, slabs, last_only }));
+        let ways = [[false, false], [false, true], [true, false], [true, true]];
+        let of = |panels| [1, 2, 4].map(|slabs| ways.map(|[halving, last_only]| Cut { panels, slabs, halving, last_only }));
         [1, 2, 3, 4].into_iter().flat_map(of).flatten().collect()
     }
 
@@ -232,8 +258,8 @@ mod tests {
                 for source in schedule.sources(member).filter(|source| !schedule.shard(*source).is_empty()) {
                     let at = schedule.position(member, source);
                     let put: BTreeSet<_> = schedule.chunks(source, at).iter().map(|chunk| chunk.number).collect();
-                    let panels = (0..schedule.cut.panels).flat_map(|panel| (0..schedule.cut.slabs).map(move |slab| (panel, slab)));
-                    let awaited: BTreeSet<_> = panels.filter_map(|(panel, slab)| schedule.number(source, at, panel, slab)).collect();
+                    let panels = (0..schedule.cut.panels).flat_map(|panel| (0..schedule.units()).map(move |unit| (panel, unit)));
+                    let awaited: BTreeSet<_> = panels.filter_map(|(panel, unit)| schedule.number(source, at, panel, unit)).collect();
                     assert_eq!(put, awaited, "{schedule:?}");
                 }
             }
@@ -268,14 +294,36 @@ mod tests {
 
     #[test]
     fn slabs_are_whole_steps_and_panels_are_equal() {
-        let cut = Cut { panels: 2, slabs: 4, last_only: false };
+        let cut = Cut { panels: 2, slabs: 4, halving: false, last_only: false };
         let schedule = Schedule::new(4, [4096, 1000], [true, false], cut, 64);
         // 16 steps in slabs of 4.
-        assert_eq!((schedule.slab, schedule.cut, schedule.panel_extent()), (256, cut, 512));
+        assert_eq!((schedule.unit, schedule.cut, schedule.panel_extent()), (256, cut, 512));
         let last = schedule.chunks(1, 1).pop().unwrap();
         assert_eq!(last, Chunk { number: 7, rows: 1536..2048, columns: 768..1000 });
         assert_eq!(last.copy(1000, 2).from, Pitched { start: (1536 * 1000 + 768) * 2, pitch: 2000 });
         let few = Schedule::new(4, [4092, 100], [true, false], Cut { panels: 4, ..cut }, 64);
-        assert_eq!((few.slab, few.cut), (64, Cut { panels: 3, slabs: 2, last_only: false }));
+        assert_eq!((few.unit, few.cut), (64, Cut { panels: 3, slabs: 2, ..cut }));
+    }
+
+    /// A unit of a slab is awaited by the flag of the chunk that has all its elements.
+    #[test]
+    fn each_slab_is_half_of_the_one_before() {
+        let cut = Cut { panels: 1, slabs: 3, halving: true, last_only: false };
+        let widths = |other, slabs| {
+            let schedule = Schedule::new(2, [256, other], [true, false], Cut { slabs, ..cut }, 64);
+            let chunks = schedule.chunks(1, 1);
+            for unit in 0..schedule.units() {
+                let chunk = &chunks[schedule.number(1, 1, 0, unit).unwrap() as usize];
+                let [start, end] = [unit, unit + 1].map(|unit| (u64::from(unit) * schedule.unit).min(other));
+                assert!(chunk.columns.start <= start && end <= chunk.columns.end, "{schedule:?}, unit {unit}: {chunk:?}");
+            }
+            chunks.into_iter().map(|chunk| chunk.columns.end - chunk.columns.start).collect::<Vec<_>>()
+        };
+        // 128 steps of 64 in units of 19.
+        assert_eq!(widths(8192, 3), [76 * 64, 38 * 64, 14 * 64]);
+        assert_eq!(widths(448, 3), [256, 128, 64]);
+        // Units of 2 of 5 steps are 3, of 4 steps only 2: nothing would be left for the second slab.
+        assert_eq!((widths(320, 3), widths(256, 3)), (vec![256, 64], vec![256]));
+        assert_eq!(widths(40, 4), [40]);
     }
 }

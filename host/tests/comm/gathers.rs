@@ -158,7 +158,7 @@ fn a_late_reader_delays_no_put_to_those_before_it() {
         }
     }
     assert!(matches!(beside_a_late_reader(0, PutOrder::ByChunk), Err(Error::Stuck { .. })));
-    assert_eq!([(8 << 20) - 1, 8 << 20].map(PutOrder::of), [PutOrder::ByChunk, PutOrder::InStep]);
+    assert_eq!([(8 << 20) - 1, 8 << 20].map(PutOrder::of), [PutOrder::ByPeer, PutOrder::InStep]);
 }
 
 /// How often, of all puts under all seeds, a rank of four begins to put to the next one before what it gets in the same step has come.

@@ -206,7 +206,7 @@ fn whole(runtime: &Runtime, config: GemmConfig) -> Result<Gemm<bf16, bf16>> {
 
 /// Shards in so many panels of so many slabs each.
 pub const fn cut(panels: u32, slabs: u32) -> Cut {
-    Cut { panels, slabs, last_only: false }
+    Cut { panels, slabs, halving: false, last_only: false }
 }
 
 /// As [`cut`], with slabs of the last panel alone.
@@ -233,6 +233,9 @@ fn every_method_has_the_bits_of_a_plain_product() {
         // Shards of 2, 2, 1 and 0 rows.
         (4, by(Method::Chunked, None, [5, 32, 64])),
         (8, by(Method::Fused, Some(cut(1, 4)), [100, 64, 264])),
+        // Slabs of 4, 2 and 1 steps, of all panels and of the last one.
+        (2, by(Method::Fused, Some(Cut { halving: true, ..cut(2, 3) }), [264, 16, 440])),
+        (3, by(Method::Fused, Some(Cut { halving: true, ..last(2, 3) }), [300, 24, 448])),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
         for calls in [Calls::Eager, Calls::Captured, Calls::Mixed] {
@@ -277,7 +280,7 @@ fn random_shapes_under_many_seeds() {
         };
         let ranks = 2 + below(3) as u32;
         let sizes = [1 + below(300), 8 * (1 + below(4)) * u64::from(ranks), 8 * (1 + below(30))];
-        let cut = Cut { panels: 1 + below(4) as u32, slabs: 1 + below(4) as u32, last_only: below(2) == 0 };
+        let cut = Cut { panels: 1 + below(4) as u32, slabs: 1 + below(4) as u32, halving: below(2) == 0, last_only: below(2) == 0 };
         let method = [Method::Fused, Method::Fused, Method::Chunked, Method::Sequential][below(4) as usize];
         let order = [PutOrder::ByPeer, PutOrder::InStep, PutOrder::ByChunk][below(3) as usize];
         let config = by(method, Some(cut), sizes);

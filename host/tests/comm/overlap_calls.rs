@@ -207,6 +207,54 @@ fn what_follows_the_product_comes_once() -> Result<()> {
     fused_and_plain::<e4m3>(|stream, seed, len| Buffer::from_slice(stream, &codes(seed, len)), true)
 }
 
+/// The gathered operand is kept for the gradient of the weight, or gathered again: both have the same bits, by every method and in every call.
+#[test]
+fn the_gathered_operand_is_kept_or_gathered_again() -> Result<()> {
+    let [m, n, k] = [72, 32, 136];
+    for method in [Method::Fused, Method::Chunked, Method::Sequential] {
+        let forward = Case { ranks: 2, config: by(method, Some(cut(1, 2)), [m, n, k]), calls: Calls::Eager, seed: 1 };
+        let again = AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..by(Method::Sequential, None, [k, n, m]) };
+        let again = Case { config: again, ..forward };
+        let ranks = Ranks::new(2, m * k * 2, forward.options())?;
+        let made: Vec<_> = (0..2).map(|i| Ok((ranks.gather(i, forward.config)?, ranks.gather(i, again.config)?))).collect::<Result<_>>()?;
+        let buffers = |len: u64| (0..2).map(|i| Buffer::<bf16>::uninitialised(ranks.all.stream(i), len)).collect::<Result<Vec<_>>>();
+        let (mut kept, mut gradients) = (buffers(m * k)?, buffers(k * n / 2)?);
+        for round in 0..ROUNDS {
+            for i in 0..2 {
+                let stream = ranks.all.stream(i);
+                let shard = PinnedBuffer::from_slice(stream, &forward.shard(&forward.operand(round), i as u32))?;
+                let (weight, mut d) = (Buffer::from_slice(stream, &forward.weight(i as u32))?, Buffer::uninitialised(stream, m * n / 2)?);
+                let of_result = Buffer::from_slice(stream, &again.weight(i as u32))?;
+                // Before the calls: a bind waits for its stream.
+                let mut product = made[i].0.bind(stream, weight.view(), None, d.view_mut())?;
+                let mut gradient = made[i].1.bind(stream, of_result.view(), None, gradients[i].view_mut())?;
+                product.keep_gathered(&mut kept[i])?;
+                product.shard(stream)?.copy_from_pinned(stream, &shard)?;
+                product.run(stream)?;
+                gradient.shard(stream)?.copy_from_pinned(stream, &shard)?;
+                gradient.run(stream)?;
+            }
+            for i in 0..2 {
+                let stream = ranks.all.stream(i);
+                ranks.all.arenas[i].ticket(stream)?.wait()?;
+                assert!(kept[i].to_vec_as::<Half>(stream)? == forward.operand(round), "{method:?}, rank {i}, round {round}");
+                let plain = Gemm::<bf16, bf16>::new(&ranks.all.world.runtime, again.product())?;
+                let of_result = Buffer::from_slice(stream, &again.weight(i as u32))?;
+                let mut expected = Buffer::<bf16>::uninitialised(stream, k * n / 2)?;
+                plain.run(stream, kept[i].view(), of_result.view(), None, expected.view_mut())?;
+                let [found, expected] = [&gradients[i], &expected].map(|buffer| buffer.to_vec_as::<Half>(stream));
+                assert!(found? == expected?, "{method:?}, rank {i}, round {round}");
+            }
+        }
+        let stream = ranks.all.stream(0);
+        let (weight, mut d) = (Buffer::from_slice(stream, &forward.weight(0))?, Buffer::uninitialised(stream, m * n / 2)?);
+        let mut short = Buffer::<bf16>::uninitialised(stream, m * k - 1)?;
+        let error = made[0].0.bind(stream, weight.view(), None, d.view_mut())?.keep_gathered(&mut short).unwrap_err();
+        assert!(error.to_string().starts_with("GatheredProduct::keep_gathered"), "{error}");
+    }
+    Ok(())
+}
+
 /// Two memories of one arena: what is made on one is not compared with what is made on the other.
 #[test]
 fn two_memories_of_one_arena() -> Result<()> {

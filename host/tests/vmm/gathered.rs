@@ -16,12 +16,15 @@ use crate::soak::{Length, goes_on};
 use crate::values::values;
 use crate::watch::{doing, settle};
 
-/// Replays of each graph of two calls, each of other operands; and where ranks share a device, which takes turns of some milliseconds.
-const REPLAYS: [u64; 2] = [100, 4];
+/// Replays of each graph of two calls, each of other operands: of small operands; of others; and where ranks share a device, which takes turns of some
+/// milliseconds.
+const REPLAYS: [u64; 3] = [1000, 100, 4];
+/// Elements of a small operand, at most.
+const SMALL: u64 = 1 << 12;
 
 /// Shards in so many panels of so many slabs each.
 const fn cut(panels: u32, slabs: u32) -> Cut {
-    Cut { panels, slabs, last_only: false }
+    Cut { panels, slabs, halving: false, last_only: false }
 }
 
 /// As [`cut`], with slabs of the last panel alone.
@@ -82,6 +85,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     let configs = [
         by(Method::Fused, cut(1, 2), [512, 128 * world, 512]),
         by(Method::Fused, last(2, 4), [700, 64 * world, 520]),
+        by(Method::Fused, Cut { halving: true, ..last(2, 3) }, [700, 64 * world, 520]),
         by(Method::Fused, cut(1, 1), [40, 256 * world, 64]),
         by(Method::Chunked, cut(1, 1), [384, 128 * world, 512]),
         by(Method::Sequential, cut(1, 1), [700, 64 * world, 520]),
@@ -129,7 +133,11 @@ fn compare(side: &Side, config: AllGatherConfig) -> Result<()> {
     doing(side.rank, format!("capturing {config:?}"));
     // Two calls, of two operands: both places.
     let graph = Graph::capture(&[compute, out], || (0..2).try_for_each(|call| step(&own[call], &mut kept[call])))?;
-    for round in 0..REPLAYS[usize::from(side.shares_device())] + 4 {
+    let replays = match side.shares_device() {
+        true => REPLAYS[2],
+        false => REPLAYS[usize::from(m * k > SMALL)],
+    };
+    for round in 0..replays + 4 {
         doing(side.rank, format!("round {round} of {config:?}"));
         let operands = [values(1000 + 2 * round, m * k), values(1001 + 2 * round, m * k)];
         for (own, operand) in own.iter_mut().zip(&operands) {

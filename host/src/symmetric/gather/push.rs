@@ -58,18 +58,18 @@ pub enum PutOrder {
     /// As [`ByPeer`](Self::ByPeer), in step: before the puts to the next member, the chunks of the member that puts to this one in the same step have come. Members that
     /// begin at different times are in step from the second member on, and a member that reads for long delays all.
     InStep,
-    /// A chunk to all members, then the next chunk. The first put comes after FREE of all members, and READY of a chunk after its puts to all. The fewest
-    /// calls of the driver.
+    /// A chunk to all members, then the next chunk. The first put comes after FREE of all members, and READY of a chunk after its puts to all: a member that
+    /// reads for long delays all. The fewest calls of the driver; never taken unless it is asked for.
     ByChunk,
 }
 
 impl PutOrder {
-    /// Shards of fewer bytes are put by chunk, since a put takes about 6 us to begin and to be told (docs/performance/communication.md).
+    /// Shards of fewer bytes are put without keeping step, which costs them more than shared links do.
     const LEAST_IN_STEP: u64 = 8 << 20;
 
     /// The order for shards of so many bytes.
     pub const fn of(shard_bytes: u64) -> Self {
-        if shard_bytes < Self::LEAST_IN_STEP { Self::ByChunk } else { Self::InStep }
+        if shard_bytes < Self::LEAST_IN_STEP { Self::ByPeer } else { Self::InStep }
     }
 }
 
