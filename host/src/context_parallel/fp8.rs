@@ -51,7 +51,7 @@ use crate::thd::{Half, Partition, Share};
 /// let (mut out, mut log_sum_exp) = (Buffer::<bf16>::zeros(&stream, 4 * 64)?, Buffer::<f32>::zeros(&stream, 4)?);
 /// let inputs = Inputs::new(tensor.view(), tensor.view(), tensor.view());
 /// operation.bind_forward(&stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(&stream)?;
-/// assert_eq!(log_sum_exp.to_vec(&stream)?, [4.0_f32.ln(); 4]);
+/// assert!(log_sum_exp.to_vec(&stream)?.iter().all(|sum| (sum - 4.0_f32.ln()).abs() < 1e-6));
 /// # Ok(()) }
 /// ```
 pub struct ContextParallelFp8<'t> {
