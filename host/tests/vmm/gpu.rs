@@ -34,7 +34,7 @@ const EIGHT_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "8");
 /// The back end of a program's arenas, if it is not vmm.
 pub const BACKEND: &str = "OXTILE_TEST_BACKEND";
 /// The tests that need a GPU, but for those of [`deaths`].
-const CASES: [(&str, u32, (&str, &str)); 31] = [
+const CASES: [(&str, u32, (&str, &str)); 33] = [
     ("threads-1", 1, QUEUES),
     ("threads-2", 1, QUEUES),
     ("threads-4", 1, QUEUES),
