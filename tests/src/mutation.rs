@@ -3,7 +3,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
+//! | `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |

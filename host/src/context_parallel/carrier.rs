@@ -236,7 +236,7 @@ impl Puts {
         match target.symmetric() {
             Some(symmetric) if to != trade.share.rank => symmetric.put_rows_each(stream, source, self.world_rank(to), rows),
             // To this rank itself.
-            _ => Rows::copy_all(stream, "all-to-all", source, target.lend(), rows),
+            _ => Rows::copy_beside(stream, "all-to-all", source, target.lend(), rows),
         }
     }
 

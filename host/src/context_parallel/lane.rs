@@ -226,7 +226,7 @@ impl<T: Pod> Lane<T> {
     /// Copies the blocks that were received into a tensor of this rank's tokens.
     pub fn unpack(&self, stream: &Stream, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
         let blocks = if self.sharing > 1 { &self.summed } else { &*self.received };
-        Rows::copy_all(stream, "all-to-all", blocks.view(), target, &self.blocks(layout, 1))
+        Rows::copy_beside(stream, "all-to-all", blocks.view(), target, &self.blocks(layout, 1))
     }
 
     /// Adds up the blocks of ranks that have the same heads, in their order.
@@ -349,7 +349,7 @@ impl Lane<f32> {
 
     /// As [`unpack`](Self::unpack).
     pub fn unpack_numbers(&self, stream: &Stream, target: DeviceViewMut<'_, f32>) -> Result<()> {
-        Rows::copy_all(stream, "all-to-all", self.received.view(), target, &self.number_blocks())
+        Rows::copy_beside(stream, "all-to-all", self.received.view(), target, &self.number_blocks())
     }
 
     fn number_shape(&self) -> [u64; 3] {

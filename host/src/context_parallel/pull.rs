@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use oxtile_tile::launch::DeviceViewMut;
 
-use super::memory::{Scratch, copy};
+use super::memory::{Scratch, copy_beside};
 use super::mover::{Both, BothMut, Reads, is};
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
@@ -107,7 +107,7 @@ impl Pull {
         batch.enqueue()?;
         let mut at = 0;
         for source in own {
-            copy(stream, source, self.shard_part(at, source.len()))?;
+            copy_beside(stream, source, self.shard_part(at, source.len()))?;
             at += source.len();
         }
         self.readers(share, reads).try_fold(self.arena.batch(stream), |batch, to| batch.set(&self.flags, READY, to))?.enqueue()

@@ -20,6 +20,8 @@ use crate::{all_gpus, chunks, contiguous, deaths, gathered, gpus, hosts, ranks, 
 
 /// After which a program is killed, which says before where it hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
+/// The same of programs that compute attention in `f64` too, whose ranks share processors.
+const LONG_LIMIT: Duration = Duration::from_secs(90);
 const FIRST: Epoch = Epoch::ZERO.next();
 /// Of what each rank puts, and of shards.
 const LEN: u32 = 10_000;
@@ -78,7 +80,8 @@ pub fn trials() -> Vec<Trial> {
             // Kernels that wait for other processes take turns with those of other tests on a device.
             let (_shared, _alone) = if name.starts_with("gathered") { (None, Some(all_gpus())) } else { (Some(gpus()), None) };
             let children = ranks::start(world, &format!("gpu:{name}"), &[queues]);
-            let ends: Vec<_> = children.into_iter().map(|child| ranks::end(child, LIMIT + Length::from_variables().least())).collect();
+            let ends: Vec<_> =
+                children.into_iter().map(|child| ranks::end(child, limit_of(name) + Length::from_variables().least())).collect();
             let rank = |(rank, (code, said)): (usize, &(Option<i32>, String))| format!("rank {rank} ended with {code:?} and said {said:?}");
             let all: Vec<_> = ends.iter().enumerate().map(rank).collect();
             if ends.iter().any(|(code, _)| *code != Some(0)) {
@@ -98,12 +101,17 @@ pub fn trials() -> Vec<Trial> {
     trials.chain(hosts::trials()).collect()
 }
 
+/// How long a program may take.
+fn limit_of(case: &str) -> Duration {
+    if case.starts_with("context") { LONG_LIMIT } else { LIMIT }
+}
+
 /// A program of a test.
 pub fn child(case: &str) -> ExitCode {
     let length = Length::from_variables();
     let soak = |rank: HostRank| soak::soak(rank, options().backend, length).map(|soaked| println!("{soaked}"));
     let program = |rank: HostRank| program(rank, options());
-    run(|| match case {
+    run_within(limit_of(case), || match case {
         "threads-1" => threads(1, &program),
         "threads-2" => threads(2, &program),
         "threads-4" => threads(4, &program),
