@@ -156,17 +156,18 @@ where
             true => (a.view().slice(first * m, end * m), b.view().slice(first * n, end * n)),
             false => (a.view().slice(first * k, end * k), b.view().slice(group * n * k, (group + 1) * n * k)),
         };
-        alone::<T, O>(runtime, config, job.tile)?.run(&stream, a, b, None, d.view_mut())?;
+        alone::<T, O>(runtime, config)?.run(&stream, a, b, None, d.view_mut())?;
         expected.splice(of_d, d.to_vec(&stream)?);
     }
     Ok((found, expected))
 }
 
-/// The product of a group by whole tiles; of none, by any kernel.
-fn alone<T: GemmOperands<O>, O: Pod>(runtime: &Runtime, config: GemmConfig, tile: GemmTile) -> Result<Gemm<T, O>> {
+/// The product of a group by whole tiles, of the one shape that there is for all operands: the order of an element's sum is the same in every tile. Of none, by any kernel.
+fn alone<T: GemmOperands<O>, O: Pod>(runtime: &Runtime, config: GemmConfig) -> Result<Gemm<T, O>> {
     if config.k == 0 {
         return Gemm::new(runtime, config);
     }
+    let tile = Tile128x256;
     let kernel = GemmKernel::Wgmma { tile, m_major: config.transpose_a, n_major: !config.transpose_b };
     Gemm::planned(runtime, config, GemmPlan { kernel, whole: tile.count([config.m, config.n]), parts: 1, microseconds: 0.0 })
 }
