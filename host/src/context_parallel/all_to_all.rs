@@ -6,7 +6,7 @@ use oxtile_kernels::fill::{FillRows, FillRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::carrier::{Carrier, Given, Reach, Taken};
-use super::config::{ContextParallelConfig, refuse};
+use super::config::{ContextParallelConfig, Schedule, refuse};
 use super::core::{Core, check_captures};
 use super::element::{ContextElement, Sum};
 use super::forward::{check_max_logit, check_sink};
@@ -22,6 +22,7 @@ use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
 use crate::tensor::{Heads, Strided};
 use crate::thd::{Packed, Reorder, Share};
+use std::iter;
 use std::sync::{Arc, Mutex};
 
 /// Attention by traded heads.
@@ -36,7 +37,7 @@ pub(super) struct AllToAll<'t, T: ContextElement> {
     /// Heads that are traded one group after the other: while some are attended to, the next are on their way.
     groups: Vec<Group<T>>,
     /// Carries heads.
-    pub comm: Stream,
+    comm: Stream,
     /// Numbers of this rank's heads, and of all.
     max_logit: OfAll,
     grad_sink: OfAll,
@@ -119,8 +120,12 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         };
         let group = |number| Group::new(stream, (trade, arena), &all, [number, count], sharing);
         let groups = (0..count).map(group).collect::<Result<Vec<_>>>()?;
+        // What a rank keeps of one tensor of a group, at most.
+        let kept = groups.first().map(Group::kept).unwrap_or_default();
+        let around =
+            (groups.len() > 1 && config.goes_around(stream, Schedule::AllToAll, share.world, size_of::<T>() as u64)).then_some(kept);
         Ok(Self {
-            carrier: reach.carrier(groups.len())?,
+            carrier: reach.carrier(stream, groups.len(), around)?,
             groups,
             sum: T::load_rounded_sum(&runtime)?,
             comm: stream.device().urgent_stream()?,
@@ -134,6 +139,11 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             given,
             inner,
         })
+    }
+
+    /// The streams that carry heads.
+    pub fn streams(&self) -> impl Iterator<Item = &Stream> {
+        iter::once(&self.comm).chain(self.carrier.stream())
     }
 
     /// Whose attention it is, once heads are traded.
@@ -254,14 +264,15 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 let (comm, group, order) = (&self.comm, &self.groups[at], self.order_of(0));
                 let taken = Taken { lanes: vec![(&group.out, order)], numbers: Some((&group.log_sum_exp, order)) };
                 self.carrier.take(comm, self.trade, at, &taken)?;
-                group.out.unpack(comm, layout, out.reborrow())?;
-                group.log_sum_exp.unpack_numbers(comm, log_sum_exp.reborrow())
+                let within = self.carrier.within(comm, at);
+                group.out.unpack(within, layout, out.reborrow())?;
+                group.log_sum_exp.unpack_numbers(within, log_sum_exp.reborrow())
             };
             self.in_turn(stream, give, attend, take)?;
             if let Some(max_logit) = &mut max_logit {
                 self.of_all_heads(&self.max_logit, Some(max_logit.reborrow()))?;
             }
-            stream.wait(&self.comm.mark()?)
+            self.end(stream)
         }))
     }
 
@@ -385,7 +396,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 self.carrier.take(comm, self.trade, at, &Taken { lanes, numbers: None })?;
                 for (lane, (layout, target)) in grads.iter().zip(&mut targets) {
                     lane.sum(comm, &self.sum)?;
-                    lane.unpack(comm, *layout, target.reborrow())?;
+                    lane.unpack(self.carrier.within(comm, at), *layout, target.reborrow())?;
                 }
                 Ok(())
             };
@@ -393,16 +404,27 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             if has_sink {
                 self.of_all_heads(&self.grad_sink, grad_sink.as_mut().map(DeviceViewMut::reborrow))?;
             }
-            stream.wait(&self.comm.mark()?)
+            self.end(stream)
         }))
     }
 
     /// Begins a pass: what carries heads comes after the caller's work so far, also on memory whose uses the runtime does not know. What the pass writes on the caller's
     /// stream it has then used last there, so that it waits for no heads that are on their way.
     fn begin(&self, stream: &Stream) -> Result<()> {
-        check_captures(stream, &self.comm)?;
+        self.streams().try_for_each(|comm| check_captures(stream, comm))?;
         let lanes: Vec<_> = self.groups.iter().flat_map(Group::accesses).collect();
         note(stream, &lanes)?;
-        self.comm.wait(&stream.mark()?)
+        let begun = stream.mark()?;
+        if let Some(within) = self.carrier.stream() {
+            within.wait(&begun)?;
+            // The results of the pass before are unpacked there: others may put some again after what this rank gives now.
+            self.comm.wait(&within.mark()?)?;
+        }
+        self.comm.wait(&begun)
+    }
+
+    /// Ends a pass: the caller's work comes after all of it.
+    fn end(&self, stream: &Stream) -> Result<()> {
+        self.streams().try_for_each(|comm| stream.wait(&comm.mark()?))
     }
 }

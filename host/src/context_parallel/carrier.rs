@@ -16,6 +16,7 @@
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
+use super::detour::{Detour, Within};
 use super::lane::{Lane, Order, Trade};
 use super::memory::{Place, Scratch, bytes, bytes_mut, copy, note};
 use super::messages::Messages;
@@ -42,6 +43,12 @@ pub(super) struct Puts {
     arena: Arena,
     member: Member,
     flags: Flags,
+    /// Groups of heads.
+    groups: usize,
+    /// Carries what stays on this device, so that nothing that travels waits for it.
+    within: Stream,
+    /// If attention holds the multiprocessors for longer than the way around takes.
+    detour: Option<Detour>,
 }
 
 /// What is given: tensors of this rank's tokens, and numbers for each head and token.
@@ -55,6 +62,9 @@ pub(super) struct Taken<'g, T> {
     pub lanes: Vec<(&'g Lane<T>, Option<&'g Order>)>,
     pub numbers: Option<(&'g Lane<f32>, Option<&'g Order>)>,
 }
+
+/// What errors name.
+const WHAT: &str = "all-to-all";
 
 /// Flags of a group.
 const FLAGS: u32 = 2;
@@ -78,14 +88,16 @@ impl<'t> Reach<'t> {
         }
     }
 
-    /// What carries so many groups of heads, after their lanes were taken.
-    pub fn carrier(self, groups: usize) -> Result<Carrier<'t>> {
+    /// What carries so many groups of heads, after their lanes were taken. Copies of so many bytes at once go around, if any do.
+    pub fn carrier(self, stream: &Stream, groups: usize, around: Option<u64>) -> Result<Carrier<'t>> {
         Ok(match self {
             Self::Messages(messages) => Carrier::Messages(messages),
             Self::Memory(arena, member) => {
                 // The last one is of numbers of all heads.
                 let flags = arena.flags("heads of context parallelism", given_of(groups) + 1)?;
-                Carrier::Puts(Puts { arena: arena.clone(), member: member.clone(), flags })
+                let detour = around.map(|bytes| Detour::take(arena, member, bytes)).transpose()?;
+                let within = stream.device().urgent_stream()?;
+                Carrier::Puts(Puts { arena: arena.clone(), member: member.clone(), flags, groups, within, detour })
             }
         })
     }
@@ -113,6 +125,22 @@ impl Carrier<'_> {
         match self {
             Self::Messages(messages) => taken.send(stream, trade, *messages),
             Self::Puts(puts) => puts.take(stream, trade, group, taken),
+        }
+    }
+
+    /// The stream that it has beside the one of what travels.
+    pub fn stream(&self) -> Option<&Stream> {
+        match self {
+            Self::Messages(_) => None,
+            Self::Puts(puts) => Some(&puts.within),
+        }
+    }
+
+    /// By what results that were taken back of a group are copied to the caller's tensors. `stream` is that of what travels.
+    pub fn within<'w>(&'w self, stream: &'w Stream, group: usize) -> Within<'w> {
+        match self {
+            Self::Messages(_) => Within { stream, detour: None },
+            Self::Puts(puts) => puts.within(group + 1 < puts.groups),
         }
     }
 
@@ -175,10 +203,20 @@ impl Puts {
     fn give<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, given: &Given<'_, T>) -> Result<()> {
         let to_rank = |to: Rank| {
             for (lane, tensor, _) in &given.tensors {
-                self.put(stream, trade, tensor.view(), lane.arrival(), to, &lane.given(tensor.layout(), to))?;
+                self.put(stream, tensor.view(), lane.arrival(), to, &lane.given(tensor.layout(), to))?;
             }
-            given.numbers.map_or(Ok(()), |(lane, numbers, _)| self.put(stream, trade, numbers, lane.arrival(), to, &lane.given_numbers(to)))
+            given.numbers.map_or(Ok(()), |(lane, numbers, _)| self.put(stream, numbers, lane.arrival(), to, &lane.given_numbers(to)))
         };
+        // Nothing is computed before the first group is there.
+        let here = |within: Within<'_>| {
+            for (lane, tensor, _) in &given.tensors {
+                within.copy(WHAT, tensor.view(), lane.arrival().lend(), &lane.given(tensor.layout(), trade.share.rank))?;
+            }
+            given.numbers.map_or(Ok(()), |(lane, numbers, _)| {
+                within.copy(WHAT, numbers, lane.arrival().lend(), &lane.given_numbers(trade.share.rank))
+            })
+        };
+        here(self.within(group > 0))?;
         self.to_all(stream, trade, given_of(group), to_rank)?;
         // What lies there is used after the flags.
         let lanes = given.tensors.iter().map(|(lane, ..)| lane.arrival().access(true));
@@ -196,48 +234,50 @@ impl Puts {
     }
 
     fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
+        // Nothing is computed after the last group.
+        let (within, me) = (self.within(group + 1 < self.groups), trade.share.rank);
+        for (lane, _) in &taken.lanes {
+            within.copy(WHAT, lane.results().view(), lane.received.lend(), &lane.taken(me))?;
+        }
+        if let Some((lane, _)) = taken.numbers {
+            within.copy(WHAT, lane.results().view(), lane.received.lend(), &lane.taken_numbers(me))?;
+        }
         self.to_all(stream, trade, taken_of(group), |to| {
             for (lane, _) in &taken.lanes {
-                self.put(stream, trade, lane.results().view(), &lane.received, to, &lane.taken(to))?;
+                self.put(stream, lane.results().view(), &lane.received, to, &lane.taken(to))?;
             }
-            taken
-                .numbers
-                .map_or(Ok(()), |(lane, _)| self.put(stream, trade, lane.results().view(), &lane.received, to, &lane.taken_numbers(to)))
-        })
+            taken.numbers.map_or(Ok(()), |(lane, _)| self.put(stream, lane.results().view(), &lane.received, to, &lane.taken_numbers(to)))
+        })?;
+        // What was received is copied to the caller's tensors there.
+        self.within.wait(&stream.mark()?)
     }
 
     fn gather_numbers(&self, stream: &Stream, trade: Trade, flag: u32, own: &Scratch<f32>, all: &Place<f32>) -> Result<()> {
         let start = u64::from(trade.share.rank.index()) * own.len();
         let at = |start| Pitched { start, pitch: own.len() };
         let rows = Rows { count: 1, width: own.len(), from: at(0), to: at(start) };
-        self.to_all(stream, trade, flag, |to| self.put(stream, trade, own.view(), all, to, &[rows]))
+        Within { stream, detour: None }.copy(WHAT, own.view(), all.lend(), &[rows])?;
+        self.to_all(stream, trade, flag, |to| self.put(stream, own.view(), all, to, &[rows]))
     }
 
-    /// Puts at each other rank and sets the flag there, puts here, and takes the flags of all others back.
+    /// By what copies within this device are made.
+    fn within(&self, is_beside_attention: bool) -> Within<'_> {
+        Within { stream: &self.within, detour: self.detour.as_ref().filter(|_| is_beside_attention) }
+    }
+
+    /// Puts at each other rank and sets the flag there, and takes the flags of all others back.
     fn to_all(&self, stream: &Stream, trade: Trade, flag: u32, put: impl Fn(Rank) -> Result<()>) -> Result<()> {
         for to in others(trade) {
             put(to)?;
             self.arena.batch(stream).set(&self.flags, flag, self.world_rank(to))?.enqueue()?;
         }
-        put(trade.share.rank)?;
         let all = self.arena.batch(stream);
         others(trade).try_fold(all, |batch, from| batch.take_back(&self.flags, flag, self.world_rank(from)))?.enqueue()
     }
 
-    fn put<E: Pod>(
-        &self,
-        stream: &Stream,
-        trade: Trade,
-        source: DeviceView<'_, E>,
-        target: &Place<E>,
-        to: Rank,
-        rows: &[Rows],
-    ) -> Result<()> {
-        match target.symmetric() {
-            Some(symmetric) if to != trade.share.rank => symmetric.put_rows_each(stream, source, self.world_rank(to), rows),
-            // To this rank itself.
-            _ => Rows::copy_beside(stream, "all-to-all", source, target.lend(), rows),
-        }
+    fn put<E: Pod>(&self, stream: &Stream, source: DeviceView<'_, E>, target: &Place<E>, to: Rank, rows: &[Rows]) -> Result<()> {
+        let symmetric = target.symmetric().expect("lanes of puts are of the arena");
+        symmetric.put_rows_each(stream, source, self.world_rank(to), rows)
     }
 
     /// The rank of the arena that a rank of the team is.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::detour::Detour;
 use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Window};
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
@@ -93,10 +94,13 @@ impl ContextParallelConfig {
         let (value, rows, key_rows) = (self.attention.value_size(), batches * queries / ranks, batches * keys / ranks);
         let of_keys = |key_heads| key_rows * key_heads * (head_size + value);
         let asked = |schedule| [self.forward, self.backward].iter().any(|of| [schedule, Schedule::Auto].contains(of));
-        let pulled = of_keys(key_heads) * (element_bytes + 4 * ranks);
+        let around = |elements: u64| Detour::room(elements * element_bytes) + ALIGNED;
+        let room =
+            [around(key_rows * key_heads * head_size.max(value)), around(batches * queries.max(keys) * heads * head_size.max(value))];
+        let pulled = of_keys(key_heads) * (element_bytes + 4 * ranks) + room[0];
         // Queries, keys and values, and their gradients; the result on its way there and back, its gradient, and two numbers for each row.
         let elements = 2 * (rows * heads * head_size + of_keys(key_heads.max(ranks))) + 3 * rows * heads * value;
-        let traded = elements * element_bytes + 2 * 4 * heads * (rows + 1);
+        let traded = elements * element_bytes + 2 * 4 * heads * (rows + 1) + room[1];
         [(Schedule::Pull, pulled), (Schedule::AllToAll, traded)]
             .map(|(schedule, bytes)| if asked(schedule) { bytes + ALIGNED } else { 0 })
             .iter()

@@ -53,7 +53,9 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                 let mover = if schedules.contains(&Schedule::Pull) {
                     let (arena, member) = transport.memory_for(Schedule::Pull)?;
                     let [_, k, v] = Local::new(&config, share).packed.whole_inputs().map(elements);
-                    Mover::Pull(Box::new(Pull::take(arena, member, [k, v], size_of::<T>() as u64)?))
+                    let size = size_of::<T>() as u64;
+                    let around = config.goes_around(stream, Schedule::Pull, share.world, size).then(|| k.max(v) * size);
+                    Mover::Pull(Box::new(Pull::take(arena, member, [k, v], size, around)?))
                 } else {
                     Mover::Messages(transport.messages_for(schedule)?)
                 };
@@ -105,9 +107,9 @@ impl<'t, T: ContextElement> Engine<'t, T> {
     pub fn streams(&self) -> Vec<&Stream> {
         let traded = match self {
             Self::Core(_) => None,
-            Self::AllToAll(all_to_all) => Some(&all_to_all.comm),
+            Self::AllToAll(all_to_all) => Some(all_to_all.streams()),
         };
-        traded.into_iter().chain(self.core().map(|core| &core.comm)).collect()
+        traded.into_iter().flatten().chain(self.core().map(|core| &core.comm)).collect()
     }
 
     fn core(&self) -> Option<&Core<'t, T>> {

@@ -67,6 +67,12 @@ impl<T: ContextElement> Group<T> {
         })
     }
 
+    /// Bytes of the largest part of one tensor that this rank keeps.
+    pub fn kept(&self) -> u64 {
+        let tensors = self.backward().into_iter().chain(&self.grads).map(Lane::kept);
+        tensors.max().unwrap_or_default()
+    }
+
     /// Its heads among this rank's.
     pub fn range(&self) -> Range<u64> {
         let [first, count] = self.heads;

@@ -3,6 +3,7 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
+use super::detour::Within;
 use super::element::Sum;
 use super::memory::{Place, Scratch};
 use crate::attention::{AttentionConfig, Layout};
@@ -108,6 +109,11 @@ impl<T: Pod> Lane<T> {
             of_rank,
             sharing,
         })
+    }
+
+    /// Bytes that are neither given nor taken back, of this rank's tokens, and those of all ranks' on their way into the caller's tensors.
+    pub fn kept(&self) -> u64 {
+        self.natural.bytes()
     }
 
     /// Device memory.
@@ -224,9 +230,9 @@ impl<T: Pod> Lane<T> {
     }
 
     /// Copies the blocks that were received into a tensor of this rank's tokens.
-    pub fn unpack(&self, stream: &Stream, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
+    pub fn unpack(&self, within: Within<'_>, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
         let blocks = if self.sharing > 1 { &self.summed } else { &*self.received };
-        Rows::copy_beside(stream, "all-to-all", blocks.view(), target, &self.blocks(layout, 1))
+        within.copy("all-to-all", blocks.view(), target, &self.blocks(layout, 1))
     }
 
     /// Adds up the blocks of ranks that have the same heads, in their order.
@@ -348,8 +354,8 @@ impl Lane<f32> {
     }
 
     /// As [`unpack`](Self::unpack).
-    pub fn unpack_numbers(&self, stream: &Stream, target: DeviceViewMut<'_, f32>) -> Result<()> {
-        Rows::copy_beside(stream, "all-to-all", self.received.view(), target, &self.number_blocks())
+    pub fn unpack_numbers(&self, within: Within<'_>, target: DeviceViewMut<'_, f32>) -> Result<()> {
+        within.copy("all-to-all", self.received.view(), target, &self.number_blocks())
     }
 
     fn number_shape(&self) -> [u64; 3] {

@@ -12,7 +12,7 @@ use crate::runtime::module::enqueue;
 use crate::runtime::module::fill;
 pub(super) use crate::runtime::module::{note, zero};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
-use crate::symmetric::{Arena, Pitched, Rows, SymmetricBuffer};
+use crate::symmetric::{Arena, SymmetricBuffer};
 
 /// A buffer that several bound operations read and write, in the order in which they are enqueued: the runtime orders the uses of its memory on all
 /// streams.
@@ -151,11 +151,4 @@ pub(super) fn copy<T>(stream: &Stream, source: DeviceView<'_, T>, target: Device
     let (direction, bytes, rows) = (Direction::DeviceToDevice, source.bytes, CopyRows::ONE);
     let copy = Copy { direction, target: target.address, source: source.address, bytes, rows, caller };
     enqueue(stream, "copy", &[source, target], |id| if bytes == 0 { Ok(()) } else { stream.0.runtime.backend.copy(id, copy) })
-}
-
-/// The same beside kernels that hold every multiprocessor, as far as [`Rows::copy_beside`] can.
-#[track_caller]
-pub(super) fn copy_beside<T: Pod>(stream: &Stream, source: DeviceView<'_, T>, target: DeviceViewMut<'_, T>) -> Result<()> {
-    let at = Pitched { start: 0, pitch: source.len() };
-    Rows::copy_beside(stream, "copy", source, target, &[Rows { count: 1, width: source.len(), from: at, to: at }])
 }

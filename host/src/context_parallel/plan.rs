@@ -6,7 +6,7 @@ use super::config::{ContextParallelConfig, Schedule, refuse};
 use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
-use crate::runtime::Result;
+use crate::runtime::{Kind, Result, Stream};
 use crate::thd::Partition;
 
 /// What a context-parallel operation does. It prints as a line a pass.
@@ -73,6 +73,8 @@ struct Rates {
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
     memory: f64,
+    /// Bytes a second of copies within a device [by its engines](super::detour).
+    around: f64,
 }
 
 const HOPPER: Rates = Rates {
@@ -85,6 +87,7 @@ const HOPPER: Rates = Rates {
     ends: 0.45e-3,
     beside: 0.5,
     memory: 4.2e12,
+    around: 150e9,
 };
 
 /// The schedules among which one is chosen, the better one of equals first.
@@ -207,10 +210,23 @@ impl ContextParallelConfig {
         }
     }
 
-    /// The time of a pass by the model.
-    fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
+    /// Whether copies within a device go [around](super::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
+    pub(super) fn goes_around(&self, stream: &Stream, schedule: Schedule, world: WorldSize, size: u64) -> bool {
+        let [q, out, kv] = self.elements(world).map(|elements| (elements * size) as f64);
+        let (ranks, compute) = (f64::from(world.get()), self.compute(Direction::Forward, world));
+        let (copied, arrival) = match schedule {
+            // What a rank keeps of its tokens, and all results on their way from blocks.
+            Schedule::AllToAll => ((q + kv + out) / ranks + out, 0.0),
+            // Before others read it, while the own keys are attended to.
+            _ => (ranks * kv, kv * ranks / HOPPER.copies),
+        };
+        stream.device().runtime().kind() == Kind::Emulated || compute > copied / HOPPER.around + arrival
+    }
+
+    /// The time of all products on each rank, by the kernels of whole sequences.
+    fn compute(&self, direction: Direction, world: WorldSize) -> f64 {
         let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = self.attention;
-        let (ranks, products) = (u64::from(world.get()), head_size + self.attention.value_size());
+        let products = head_size + self.attention.value_size();
         // Of packed sequences the lengths are not known here: as if all were equal.
         let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
         let seen = if self.is_causal() { 0.5 } else { 1.0 };
@@ -219,7 +235,13 @@ impl ContextParallelConfig {
             Direction::Backward => (1, 5.0),
         };
         let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * seen;
-        let whole = pairs * products as f64 * times / ranks as f64 / HOPPER.whole[at];
+        pairs * products as f64 * times / f64::from(world.get()) / HOPPER.whole[at]
+    }
+
+    /// The time of a pass by the model.
+    fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
+        let (ranks, whole) = (u64::from(world.get()), self.compute(direction, world));
+        let (at, seen) = (usize::from(direction == Direction::Backward), if self.is_causal() { 0.5 } else { 1.0 });
         let received = self.received(schedule, direction, world, size) as f64;
         let [q, _, kv] = self.elements(world).map(|elements| elements as f64);
         let (share, messages) = (ranks as f64, received / HOPPER.messages);

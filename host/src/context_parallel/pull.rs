@@ -13,12 +13,13 @@ use std::sync::{Arc, Mutex};
 
 use oxtile_tile::launch::DeviceViewMut;
 
-use super::memory::{Scratch, copy_beside};
+use super::detour::{Detour, Within};
+use super::memory::Scratch;
 use super::mover::{Both, BothMut, Reads, is};
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Result, Stream};
-use crate::symmetric::{Arena, Flags, SymmetricBuffer};
+use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
 use crate::thd::Share;
 
 const READY: u32 = 0;
@@ -38,6 +39,8 @@ pub(super) struct Pull {
     /// Elements of a rank's gradients of keys, and of values.
     parts: [u64; 2],
     flags: Flags,
+    /// If own keys are attended to for longer than the way around takes.
+    detour: Option<Detour>,
     is_open: Mutex<bool>,
 }
 
@@ -47,8 +50,8 @@ impl Pull {
         self.shard.len()
     }
 
-    /// Takes memory for keys and values of so many elements each, of so many bytes. All ranks of the arena take as much.
-    pub fn take(arena: &Arena, member: &Member, parts: [u64; 2], size: u64) -> Result<Self> {
+    /// Takes memory for keys and values of so many elements each, of so many bytes. Copies of so many bytes at once go around, if any do. All ranks of the arena take as much.
+    pub fn take(arena: &Arena, member: &Member, parts: [u64; 2], size: u64, around: Option<u64>) -> Result<Self> {
         let ranks = u64::from(member.team().size().get());
         let shard = arena.buffer(parts.iter().sum::<u64>() * size)?;
         let slots = arena.buffer(ranks * parts.iter().sum::<u64>())?;
@@ -61,6 +64,7 @@ impl Pull {
             slots,
             parts,
             flags,
+            detour: around.map(|bytes| Detour::take(arena, member, bytes)).transpose()?,
             is_open: Mutex::default(),
         })
     }
@@ -107,7 +111,10 @@ impl Pull {
         batch.enqueue()?;
         let mut at = 0;
         for source in own {
-            copy_beside(stream, source, self.shard_part(at, source.len()))?;
+            let whole = Pitched { start: 0, pitch: source.len() };
+            let rows = Rows { count: 1, width: source.len(), from: whole, to: whole };
+            let within = Within { stream, detour: self.detour.as_ref() };
+            within.copy("keys of context parallelism", source, self.shard_part(at, source.len()), &[rows])?;
             at += source.len();
         }
         self.readers(share, reads).try_fold(self.arena.batch(stream), |batch, to| batch.set(&self.flags, READY, to))?.enqueue()

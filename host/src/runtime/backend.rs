@@ -138,10 +138,6 @@ pub(crate) trait Backend: Send + Sync {
     fn copies(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
         copies.iter().try_for_each(|copy| self.copy(stream, *copy))
     }
-    /// The same of copies within a device, by an engine where there is one: those that multiprocessors do wait for kernels that hold all of them.
-    fn copies_beside(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
-        self.copies(stream, copies)
-    }
 
     /// Writes words at an address that is a multiple of 8, of the stream's device, after all earlier work of the stream. The call takes the words with
     /// it.

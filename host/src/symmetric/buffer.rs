@@ -182,8 +182,8 @@ impl<T: Pod> SymmetricBuffer<T> {
         self.rows_each(stream, pieces, target, true)
     }
 
-    /// The same of this rank's own rows, [beside kernels](Rows::copy_beside). The runtime is not told of this use of the target: the caller has told it of one by another stream, and events order this
-    /// stream after that one and before its later work.
+    /// The same, of whose use of the target the runtime is not told: the caller has told it of one by another stream, and events order this stream after that one and before its
+    /// later work.
     #[track_caller]
     pub(crate) fn get_rows_beside(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
         self.rows_each(stream, pieces, target, false)
@@ -198,7 +198,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         let some = pieces.iter().filter(|(_, rows)| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows)));
         let (copies, accesses) = (copies.collect::<Result<Vec<_>>>()?, [target]);
-        self.enqueue_copies(stream, WHAT, if is_told { &accesses } else { &[] }, &copies, !is_told)
+        self.enqueue_copies(stream, WHAT, if is_told { &accesses } else { &[] }, &copies)
     }
 }
 
@@ -213,26 +213,18 @@ impl<T: Pod> SymmetricBuffer<T> {
         let copy = |rows: Rows| rows.copy(WHAT, size, [source.address, peer], [len, self.len()], caller);
         let some = rows.iter().filter(|rows| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|rows| rows.pieces(size)).map(copy).collect::<Result<Vec<_>>>()?;
-        self.enqueue_copies(stream, WHAT, &[source], &copies, false)
+        self.enqueue_copies(stream, WHAT, &[source], &copies)
     }
 
-    /// Enqueues copies between buffers of other ranks, or of this one, and a view of this rank's.
-    fn enqueue_copies(
-        &self,
-        stream: &Stream,
-        what: &'static str,
-        views: &[BufferAccess<'_>],
-        copies: &[Copy],
-        is_here: bool,
-    ) -> Result<()> {
+    /// Enqueues copies between buffers of other ranks and a view of this rank's.
+    fn enqueue_copies(&self, stream: &Stream, what: &'static str, views: &[BufferAccess<'_>], copies: &[Copy]) -> Result<()> {
         self.arena.0.check()?;
         self.arena.0.use_on(stream)?;
         enqueue(stream, what, views, |id| {
             let backend = &stream.0.runtime.backend;
-            match stream.0.takes_batches() {
-                true if is_here => backend.copies_beside(id, copies),
-                true if copies.len() > 1 => backend.copies(id, copies),
-                _ => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
+            match copies.len() > 1 && stream.0.takes_batches() {
+                true => backend.copies(id, copies),
+                false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
             }
         })
     }

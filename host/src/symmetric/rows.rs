@@ -44,6 +44,12 @@ impl Rows {
         Self { from: self.to, to: self.from, ..self }
     }
 
+    /// The same rows of bytes, where elements have so many.
+    pub(crate) fn of_bytes(self, size: u64) -> Self {
+        let at = |place: Pitched| Pitched { start: place.start * size, pitch: place.pitch * size };
+        Self { width: self.width * size, from: at(self.from), to: at(self.to), ..self }
+    }
+
     /// The rows themselves, or each alone where they are further apart than a copy engine takes.
     pub(crate) fn pieces(&self, size: u64) -> Vec<Self> {
         let Self { count, from, to, .. } = *self;
@@ -66,44 +72,14 @@ impl Rows {
         target: DeviceViewMut<'_, T>,
         copies: &[Self],
     ) -> Result<()> {
-        Self::copy_each(stream, what, (source, target), copies, false)
-    }
-
-    /// The same by an engine where the driver has one for it, which it has not in a graph: multiprocessors would begin the copies when a kernel that holds all of them is done. No two
-    /// copies have the same target.
-    #[track_caller]
-    pub(crate) fn copy_beside<T: Pod>(
-        stream: &Stream,
-        what: &'static str,
-        source: DeviceView<'_, T>,
-        target: DeviceViewMut<'_, T>,
-        copies: &[Self],
-    ) -> Result<()> {
-        Self::copy_each(stream, what, (source, target), copies, true)
-    }
-
-    #[track_caller]
-    fn copy_each<T: Pod>(
-        stream: &Stream,
-        what: &'static str,
-        (source, target): (DeviceView<'_, T>, DeviceViewMut<'_, T>),
-        copies: &[Self],
-        is_beside: bool,
-    ) -> Result<()> {
         let (lens, caller) = ([source.len(), target.len()], Location::caller());
         let (source, target) = (source.access("source"), target.access("target"));
         let copy = |rows: &Self| rows.copy(what, size_of::<T>() as u64, [source.address, target.address], lens, caller);
         // Of nothing the places may be anywhere.
         let some = copies.iter().filter(|rows| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|rows| rows.pieces(size_of::<T>() as u64)).map(|rows| copy(&rows)).collect::<Result<Vec<_>>>()?;
-        enqueue(stream, what, &[source, target], |id| {
-            let backend = &stream.0.runtime.backend;
-            // One by one: a stream that is captured takes no batch of copies.
-            match is_beside && stream.0.takes_batches() {
-                true => backend.copies_beside(id, &copies),
-                false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
-            }
-        })
+        // One by one: a stream that is captured takes no batch of copies.
+        enqueue(stream, what, &[source, target], |id| copies.iter().try_for_each(|copy| stream.0.runtime.backend.copy(id, *copy)))
     }
 
     /// The copy of these rows of elements of `size` bytes between buffers at these addresses, of `[from, to]` elements.

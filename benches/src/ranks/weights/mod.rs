@@ -104,7 +104,7 @@ pub fn comparisons(world: u32, size: Size) -> Vec<Comparison> {
 /// A pass, its waits and the host's time of its pulls.
 fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
     let layers = Layers { format, ..size.pick(Layers::LLAMA, Layers::TINY) };
-    let calls = size.pick(4, 1);
+    let calls = 1;
     let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls } };
     let mut sides = vec![
         side("pass", By::Pass(Ahead::One)),
@@ -148,7 +148,7 @@ fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
 /// Gradients to their owners, beside the products that compute them and alone.
 fn gradients(world: u32, size: Size) -> Comparison {
     let layers = size.pick(Layers::LLAMA, Layers::TINY);
-    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: size.pick(4, 1) } };
+    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: 1 } };
     let mut sides = vec![side("step", By::ScatterStep), side(PRODUCTS, By::GradientProducts), side(SCATTERS, By::Scatter)];
     if size == Size::Full {
         sides.extend([side("step, NCCL reduce-scatters", By::ReduceScatterStep), side("NCCL reduce-scatters alone", By::ReduceScatter)]);

@@ -85,14 +85,14 @@ pub(super) const MOST: usize = 16;
 ///
 /// # Safety
 /// As [`enqueue`]; the stream is neither captured nor the legacy default stream, and the ends of the copies are of devices.
-pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy], hint: Hint) -> Result<()> {
+pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy]) -> Result<()> {
     // Rows and single ranges are calls of their own.
     let mut parts = copies.chunk_by(|one, next| (one.rows == CopyRows::ONE) == (next.rows == CopyRows::ONE));
     parts.try_for_each(|part| match part {
         // SAFETY: passed on to the caller; these have one row each.
-        [one, ..] if one.rows == CopyRows::ONE => unsafe { enqueue_ranges(stream, part, hint) },
+        [one, ..] if one.rows == CopyRows::ONE => unsafe { enqueue_ranges(stream, part) },
         // SAFETY: as above.
-        _ => unsafe { enqueue_rows(stream, part, hint) },
+        _ => unsafe { enqueue_rows(stream, part) },
     })
 }
 
@@ -100,7 +100,7 @@ pub(super) unsafe fn enqueue_all(stream: CUstream, copies: &[Copy], hint: Hint) 
 ///
 /// # Safety
 /// As [`enqueue_all`].
-unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy], hint: Hint) -> Result<()> {
+unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy]) -> Result<()> {
     let (mut targets, mut sources, mut sizes) = ([0; MOST], [0; MOST], [0; MOST]);
     for (at, copy) in iter::zip(0..MOST, copies) {
         (targets[at], sources[at], sizes[at]) = (copy.target, copy.source, copy.bytes as usize);
@@ -109,7 +109,7 @@ unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy], hint: Hint) -> Resul
         srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
         srcLocHint: NOWHERE,
         dstLocHint: NOWHERE,
-        flags: hint.flags(),
+        flags: HINTS,
     };
     let (mut first, count) = (0, copies.len().min(MOST));
     let [targets, sources] = [&mut targets, &mut sources].map(|addresses| addresses.as_mut_ptr());
@@ -119,26 +119,9 @@ unsafe fn enqueue_ranges(stream: CUstream, copies: &[Copy], hint: Hint) -> Resul
     check("cuMemcpyBatchAsync", result)
 }
 
-/// What the driver is told of a batch (CUDA driver API, `CUmemcpyFlags`).
-#[derive(Clone, Copy)]
-pub(super) enum Hint {
-    /// Nothing: for copies between devices, which engines do. Products beside such puts were slower with the other hint, on two and on four H200s: 1.036 and 1.041 times their time
-    /// alone, without it 1.014 and 1.023.
-    None,
-    /// To prefer overlap with kernels: for copies within a device, which multiprocessors do without it. Such a copy of 4 MiB waited for the end of an attention kernel that held them all
-    /// (benches/results/tuning/trace_all_to_all_two_h100.json).
-    BesideKernels,
-}
-
-impl Hint {
-    const fn flags(self) -> u32 {
-        let flags = match self {
-            Self::None => CUmemcpyFlags::CU_MEMCPY_FLAG_DEFAULT,
-            Self::BesideKernels => CUmemcpyFlags::CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE,
-        };
-        flags as u32
-    }
-}
+/// No hint (CUDA driver API, `CUmemcpyFlags`): with the one to prefer overlap, products beside puts were slower on two and on four H200s (1.036 and 1.041 times their time alone, without it 1.014 and 1.023),
+/// and copies within a device run by engines without it too.
+const HINTS: u32 = CUmemcpyFlags::CU_MEMCPY_FLAG_DEFAULT as u32;
 
 /// No hint of where memory lies: hints are for managed memory.
 const NOWHERE: CUmemLocation = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
@@ -147,8 +130,8 @@ const NOWHERE: CUmemLocation = CUmemLocation { type_: CUmemLocationType::CU_MEM_
 ///
 /// # Safety
 /// As [`enqueue_all`].
-unsafe fn enqueue_rows(stream: CUstream, copies: &[Copy], hint: Hint) -> Result<()> {
-    let mut operations: [CUDA_MEMCPY3D_BATCH_OP; MOST] = std::array::from_fn(|at| box_of(copies.get(at).unwrap_or(&copies[0]), hint));
+unsafe fn enqueue_rows(stream: CUstream, copies: &[Copy]) -> Result<()> {
+    let mut operations: [CUDA_MEMCPY3D_BATCH_OP; MOST] = std::array::from_fn(|at| box_of(copies.get(at).unwrap_or(&copies[0])));
     let count = copies.len().min(MOST);
     // SAFETY: the array has the number of operations that is passed; the caller vouches for the rest.
     let result = unsafe { sys::cuMemcpy3DBatchAsync_v2(count, operations.as_mut_ptr(), 0, stream) };
@@ -156,7 +139,7 @@ unsafe fn enqueue_rows(stream: CUstream, copies: &[Copy], hint: Hint) -> Result<
 }
 
 /// The rows of a copy as a box of one layer, whose elements are bytes.
-fn box_of(copy: &Copy, hint: Hint) -> CUDA_MEMCPY3D_BATCH_OP {
+fn box_of(copy: &Copy) -> CUDA_MEMCPY3D_BATCH_OP {
     let (width, height) = (copy.bytes as usize, copy.rows.count as usize);
     let operand = |ptr, pitch: u64| CUmemcpy3DOperand {
         type_: CUmemcpy3DOperandType::CU_MEMCPY_OPERAND_TYPE_POINTER,
@@ -167,6 +150,6 @@ fn box_of(copy: &Copy, hint: Hint) -> CUDA_MEMCPY3D_BATCH_OP {
         dst: operand(copy.target, copy.rows.target_pitch),
         extent: CUextent3D { width, height, depth: 1 },
         srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
-        flags: hint.flags(),
+        flags: HINTS,
     }
 }

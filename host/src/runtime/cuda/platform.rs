@@ -93,15 +93,6 @@ pub(super) fn log(result: Result<()>) {
 
 // In every method below the handles are live: the runtime owns each in exactly one object, hands it on from there, and
 // destroys it with that object; borrowed streams are vouched for by `Stream::borrow_raw`.
-impl Platform {
-    fn batches(&self, stream: StreamId, copies: &[Copy], hint: copy::Hint) -> Result<()> {
-        copies.chunks(copy::MOST).try_for_each(|part| {
-            // SAFETY: as in `copy`; the runtime asks for this on streams of its own that it does not capture, and of device memory.
-            self.work(stream, || copy::work_of(part), || unsafe { copy::enqueue_all(stream.cuda(), part, hint) })
-        })
-    }
-}
-
 impl Backend for Platform {
     fn devices(&self) -> &[DeviceProperties] {
         &self.devices
@@ -253,11 +244,10 @@ impl Backend for Platform {
     }
 
     fn copies(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
-        self.batches(stream, copies, copy::Hint::None)
-    }
-
-    fn copies_beside(&self, stream: StreamId, copies: &[Copy]) -> Result<()> {
-        self.batches(stream, copies, copy::Hint::BesideKernels)
+        copies.chunks(copy::MOST).try_for_each(|part| {
+            // SAFETY: as in `copy`; the runtime asks for this on streams of its own that it does not capture, and between devices.
+            self.work(stream, || copy::work_of(part), || unsafe { copy::enqueue_all(stream.cuda(), part) })
+        })
     }
 
     fn write_value(&self, stream: StreamId, address: u64, value: u64, caller: Caller) -> Result<()> {
