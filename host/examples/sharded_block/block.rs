@@ -58,7 +58,7 @@ impl Block {
     }
 
     /// Adds to the residual `x` what attention and the MLP find.
-    pub fn forward<F: Format>(&mut self, kernels: &Kernels, whole: &mut Whole<'_, F>, x: &mut Buffer<bf16>) -> Result<()> {
+    pub fn forward<F: Format>(&mut self, kernels: &Kernels<'_>, whole: &mut Whole<'_, F>, x: &mut Buffer<bf16>) -> Result<()> {
         let Self { saved, norms: [before_attention, before_mlp], log_sum_exp, .. } = self;
         let (stream, shape) = (&kernels.stream, kernels.shape);
         before_attention.forward(kernels, x)?;
@@ -78,7 +78,7 @@ impl Block {
     /// Turns the gradient `dx` of the residual after the block into that of the residual before it. `d` is memory for gradients.
     pub fn backward<F: Format>(
         &self,
-        kernels: &mut Kernels,
+        kernels: &mut Kernels<'_>,
         whole: &mut Whole<'_, F>,
         gradients: &GradientScatter<f32>,
         d: &mut Activations,
@@ -97,7 +97,7 @@ impl Block {
         let (dq, of_keys) = HeadsMut::bshd(d.qkv.view_mut(), qkv(shape))?.split_heads(shape.heads)?;
         let (dk, dv) = of_keys.split_heads(shape.heads)?;
         let inputs = BackwardInputs { forward, out, log_sum_exp: log_sum_exp.view(), grad_out };
-        kernels.attention_backward.backward(&kernels.stream, inputs, Gradients::new(dq, dk, dv))?;
+        kernels.attention.backward(&kernels.stream, inputs, Gradients::new(dq, dk, dv))?;
         let queries_and_keys = HeadsMut::bshd(d.qkv.view_mut(), qkv(shape))?.heads(0..2 * shape.heads)?;
         kernels.rotary.turn_back_in_place(&kernels.stream, queries_and_keys, kernels.angles())?;
         self.qkv.backward(whole, gradients, [&before_attention.output, &d.qkv], &mut d.normed)?;

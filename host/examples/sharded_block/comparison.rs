@@ -30,7 +30,7 @@ impl Place {
             Self::Threads(runtime) => {
                 let devices = (0..options.ranks).map(|device| runtime.device(device)).collect::<Result<Vec<_>>>()?;
                 let trained = thread::scope(|scope| {
-                    let start = |(rank, number)| (number, scope.spawn(move || train::<F>(rank, number..number + 1, options)));
+                    let start = |(rank, number)| (number, scope.spawn(move || train::<F>(rank, options.batches(number), options.ranks, options)));
                     let threads: Vec<_> = HostRank::threads(&devices)?.into_iter().zip(0..).map(start).collect();
                     let ended = threads.into_iter().map(|(number, thread)| Ok((number, thread.join().expect("no rank panics")?)));
                     ended.collect::<Result<Vec<_>>>()
@@ -40,16 +40,17 @@ impl Place {
             Self::Process(environment) => {
                 let device = Runtime::cuda()?.device(environment.local_rank)?;
                 let (rank, number) = (HostRank::connect(environment, &device, PATIENCE)?, environment.rank.index());
-                let trained = train::<F>(rank, number..number + 1, options)?;
+                let trained = train::<F>(rank, options.batches(number), options.ranks, options)?;
                 Comparison::new(options, &[(number, trained)], || alone::<F>(&device, options))
             }
         }
     }
 }
 
-/// Trains by a world of one rank, which computes the micro-batches of all ranks one after another.
+/// Trains by a world of one rank, which computes the micro-batches of all ranks one after another, or the whole of the one that they share.
 fn alone<F: Format>(device: &Device, options: &Options) -> Result<Trained> {
-    train::<F>(HostRank::threads(std::slice::from_ref(device))?.remove(0), 0..options.ranks, options)
+    let batches = if options.context_parallel.is_some() { 1 } else { options.ranks };
+    train::<F>(HostRank::threads(std::slice::from_ref(device))?.remove(0), 0..batches, batches, options)
 }
 
 /// What ranks found, beside what one device found.
@@ -57,8 +58,10 @@ fn alone<F: Format>(device: &Device, options: &Options) -> Result<Trained> {
 pub struct Comparison {
     /// The mean of the ranks' losses in each step.
     pub losses: Vec<f32>,
-    /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are; none where they are not compared.
+    /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are; none where they are not compared, or share a sequence.
     pub equal: Option<[usize; 2]>,
+    /// The largest difference of a loss from that of the one device, where ranks share a sequence: gradients of weights are sums over tokens in another order.
+    pub off: Option<f32>,
     /// The time of a step of the slowest rank.
     pub step: Duration,
 }
@@ -72,15 +75,13 @@ impl Comparison {
             bits(losses).eq(bits(rank.losses.iter()))
                 && masters.all(|((start, own), (_, whole))| bits(own.iter()).eq(bits(whole[*start as usize..].iter().take(own.len()))))
         };
-        let equal = match options.is_compared {
-            true => {
-                let alone = alone()?;
-                Some([ranks.iter().filter(|rank| is_equal(&alone, rank)).count(), ranks.len()])
-            }
-            false => None,
-        };
+        let losses: Vec<_> = (0..options.steps as usize).map(mean).collect();
+        let alone = if options.is_compared { Some(alone()?) } else { None };
+        let (shared, apart) = if options.context_parallel.is_some() { (alone, None) } else { (None, alone) };
+        let equal = apart.map(|alone| [ranks.iter().filter(|rank| is_equal(&alone, rank)).count(), ranks.len()]);
+        let off = shared.map(|alone| losses.iter().zip(&alone.losses).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max));
         let step = ranks.iter().map(|(_, rank)| rank.step).max().unwrap_or_default();
-        Ok(Self { losses: (0..options.steps as usize).map(mean).collect(), equal, step })
+        Ok(Self { losses, equal, off, step })
     }
 }
 
@@ -93,9 +94,10 @@ impl fmt::Display for Comparison {
         for (loss, step) in self.losses.iter().zip(1..) {
             writeln!(f, "step {step}: loss {loss:.4}")?;
         }
-        match self.equal {
-            Some([equal, ranks]) => write!(f, "{equal} of {ranks} ranks bit-equal to one device"),
-            None => write!(f, "{:.3} ms a step", self.step.as_secs_f64() * 1e3),
+        match (self.equal, self.off) {
+            (_, Some(off)) => write!(f, "at most {off:.4} from the loss of one device"),
+            (Some([equal, ranks]), _) => write!(f, "{equal} of {ranks} ranks bit-equal to one device"),
+            (None, None) => write!(f, "{:.3} ms a step", self.step.as_secs_f64() * 1e3),
         }
     }
 }

@@ -2,22 +2,23 @@
 
 use std::marker::PhantomData;
 
-use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, Mask, Order};
+use oxtile::comm::Member;
 use oxtile::kernels::activation::{Activate, ActivateArgs, GatedBackward, GatedForward, Silu};
 use oxtile::num::bf16;
 use oxtile::rms_norm::{RmsNorm, Saved, WeightGradient};
 use oxtile::rotary::{Angles, Pairing, Rotary};
 use oxtile::runtime::Loaded;
 use oxtile::sum_parts::SumParts;
+use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Result, Stream};
 
+use super::attend::{Attend, Tokens};
 use super::shape::Shape;
 
-pub struct Kernels {
+pub struct Kernels<'c> {
     pub stream: Stream,
     pub shape: Shape,
-    pub attention: Attention<bf16>,
-    pub attention_backward: AttentionBackward<bf16>,
+    pub attention: Attend<'c>,
     pub rotary: Rotary<bf16>,
     angles: [Buffer<f32>; 2],
     gate: Loaded<Activate<GatedForward<Silu>, bf16>>,
@@ -30,26 +31,17 @@ pub struct Kernels {
     addends: Buffer<bf16>,
 }
 
-impl Kernels {
-    pub fn new(stream: &Stream, shape: Shape) -> Result<Self> {
+impl<'c> Kernels<'c> {
+    pub fn new(stream: &Stream, shape: Shape, tokens: Tokens, arena: &'c Arena, member: &'c Member) -> Result<Self> {
         let (runtime, width) = (&stream.device().runtime(), shape.width());
-        let mask = Mask::CausalBottomRight;
-        let config = AttentionConfig {
-            queries: shape.tokens,
-            keys: shape.tokens,
-            heads: shape.heads,
-            key_heads: shape.heads,
-            head_size: shape.head_size,
-            mask,
-            ..AttentionConfig::default()
-        };
-        let (cosines, sines) = Angles::tables(0..shape.tokens, shape.head_size, 10_000.0);
+        let (cosines, sines) = Angles::tables(0..tokens.whole, shape.head_size, 10_000.0);
+        let (numbers, row) = (tokens.numbers(), cosines.len() / tokens.whole as usize);
+        let own = |table: Vec<f32>| numbers.iter().flat_map(|token| table[*token as usize * row..][..row].to_vec()).collect::<Vec<_>>();
         let norm = RmsNorm::new(runtime, width, 1e-5)?;
         Ok(Self {
-            attention: Attention::new(runtime, config)?,
-            attention_backward: AttentionBackward::new(runtime, config, Order::Deterministic)?,
+            attention: Attend::new(stream, shape, tokens, arena, member)?,
             rotary: Rotary::new(runtime, Pairing::Halves)?,
-            angles: [Buffer::from_slice(stream, &cosines)?, Buffer::from_slice(stream, &sines)?],
+            angles: [Buffer::from_slice(stream, &own(cosines))?, Buffer::from_slice(stream, &own(sines))?],
             gate: runtime.load()?,
             gate_backward: runtime.load()?,
             gains: Buffer::from_slice(stream, &vec![half::bf16::ONE; width as usize])?,
@@ -100,14 +92,14 @@ impl Norm {
         Ok(Self { input: tokens()?, inverse_rms, output: tokens()? })
     }
 
-    pub fn forward(&mut self, kernels: &Kernels, x: &Buffer<bf16>) -> Result<()> {
+    pub fn forward(&mut self, kernels: &Kernels<'_>, x: &Buffer<bf16>) -> Result<()> {
         let Kernels { stream, norm, gains, .. } = kernels;
         self.input.copy_from(stream, x)?;
         norm.forward(stream, self.input.view(), gains.view(), self.output.view_mut(), Some(self.inverse_rms.view_mut()))
     }
 
     /// Adds the gradient of the input, given that of the output, to the gradient `dx` of the residual that the input was.
-    pub fn backward(&self, kernels: &mut Kernels, gradient: &Buffer<bf16>, dx: &mut Buffer<bf16>) -> Result<()> {
+    pub fn backward(&self, kernels: &mut Kernels<'_>, gradient: &Buffer<bf16>, dx: &mut Buffer<bf16>) -> Result<()> {
         let Kernels { stream, shape, norm, gains, unused, sum, addends, .. } = kernels;
         let elements = shape.tokens * shape.width();
         let (residual, of_input) = addends.view_mut().split_at(elements);

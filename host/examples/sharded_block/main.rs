@@ -1,18 +1,20 @@
 //! Trains a small transformer whose weights, gradients and optimizer are divided among ranks, and compares it with one device that does all of it:
 //! `cargo run -p oxtile --example sharded_block -- --ranks 4 --steps 8 --format mxfp8` on the emulator, a thread a rank;
 //! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank. `--model llama-8b` has the widths of Llama 8B and 8192 tokens a rank, is compared with
-//! nothing, and prints the time of a step.
+//! nothing, and prints the time of a step. `--context-parallel auto` gives all ranks one sequence, of which each has some tokens.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `comparison` | all ranks, and one device that does the same |
 //! | `train` | a rank: its shards, the loop of steps |
 //! | `optimizer` | AdamW on the rows of a rank |
+//! | `attend` | attention to a rank's own sequence, or to one that ranks share |
 //! | `model`, `block`, `linear` | the passes: of the model, of a block, of a product with a weight that is pulled |
 //! | `format` | formats of weights, and what a product reads of them |
 //! | `kernels` | kernels without trained weights |
 //! | `shape` | sizes and weights |
 
+mod attend;
 mod block;
 pub mod comparison;
 mod format;
@@ -24,10 +26,12 @@ pub mod shape;
 mod train;
 
 use std::error::Error;
+use std::ops::Range;
 use std::time::Duration;
 
 use oxtile::Runtime;
 use oxtile::bootstrap::{BootstrapError, Environment};
+use oxtile::context_parallel::Schedule;
 use oxtile::sharded::{Bf16, Mxfp8, Nvfp4};
 
 use comparison::{Comparison, Place};
@@ -45,6 +49,8 @@ pub struct Options {
     pub shape: Shape,
     /// Whether one device does the same, and is compared.
     pub is_compared: bool,
+    /// By what all ranks attend to one sequence, if they share it.
+    pub context_parallel: Option<Schedule>,
 }
 
 #[allow(dead_code, reason = "tests take the rest")]
@@ -64,11 +70,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { ranks: 2, steps: 4, format: "bf16".to_owned(), shape: Shape::TINY, is_compared: true }
+        Self { ranks: 2, steps: 4, format: "bf16".to_owned(), shape: Shape::TINY, is_compared: true, context_parallel: None }
     }
 }
 
 impl Options {
+    /// The micro-batches of a rank in each step: one of its own, or its tokens of the one that all share.
+    fn batches(&self, rank: u32) -> Range<u32> {
+        if self.context_parallel.is_some() { 0..1 } else { rank..rank + 1 }
+    }
+
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let mut options = Self::default();
         while let Some(name) = arguments.next() {
@@ -84,7 +95,15 @@ impl Options {
                         other => return Err(format!("there is no model {other}: give tiny or llama-8b").into()),
                     };
                 }
-                _ => return Err(format!("there is no {name}: give --ranks, --steps, --format or --model").into()),
+                "--context-parallel" => {
+                    options.context_parallel = Some(match value.as_str() {
+                        "auto" => Schedule::Auto,
+                        "pull" => Schedule::Pull,
+                        "all-to-all" => Schedule::AllToAll,
+                        other => return Err(format!("there is no schedule {other}: give auto, pull or all-to-all").into()),
+                    });
+                }
+                _ => return Err(format!("there is no {name}: give --ranks, --steps, --format, --model or --context-parallel").into()),
             }
         }
         Ok(options)

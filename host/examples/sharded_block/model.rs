@@ -1,19 +1,22 @@
 //! The model: an embedding, blocks, a head and a loss.
 
+use oxtile::comm::Member;
 use oxtile::cross_entropy::{CrossEntropy, Rule};
 use oxtile::embedding::Embedding;
 use oxtile::num::bf16;
 use oxtile::sharded::{Chain, GradientScatter, Published, ShardSet, WeightId};
+use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Result, Stream};
 
+use super::attend::Tokens;
 use super::block::{Activations, Block};
 use super::format::Format;
 use super::kernels::{Kernels, Norm, tokens_of};
 use super::linear::{Linear, Whole};
 use super::shape::Shape;
 
-pub struct Model<F: Format> {
-    kernels: Kernels,
+pub struct Model<'c, F: Format> {
+    kernels: Kernels<'c>,
     reader: F::Reader,
     embedding: (WeightId, Embedding<bf16>),
     blocks: Vec<Block>,
@@ -29,13 +32,20 @@ pub struct Model<F: Format> {
     dnormed: Buffer<bf16>,
 }
 
-impl<F: Format> Model<F> {
-    pub fn new(stream: &Stream, shape: Shape, set: &ShardSet<F>) -> Result<Self> {
+impl<'c, F: Format> Model<'c, F> {
+    /// The model of a rank, which has `shape.tokens` of the tokens.
+    pub fn new(
+        stream: &Stream,
+        shape: Shape,
+        set: &ShardSet<F>,
+        tokens: Tokens,
+        (arena, member): (&'c Arena, &'c Member),
+    ) -> Result<Self> {
         let (runtime, width) = (&stream.device().runtime(), shape.width());
         let largest = shape.weights().iter().map(|weight| weight.rows * weight.columns).max().unwrap_or(0);
         let rule = Rule { scale: 1.0 / shape.tokens as f32, ..Rule::default() };
         Ok(Self {
-            kernels: Kernels::new(stream, shape)?,
+            kernels: Kernels::new(stream, shape, tokens, arena, member)?,
             reader: F::reader(stream, largest)?,
             embedding: (set.find("embedding").expect("a weight of the model"), Embedding::new(runtime, width)?),
             blocks: (0..shape.blocks).map(|number| Block::new(stream, shape, set, number)).collect::<Result<_>>()?,

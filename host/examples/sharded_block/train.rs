@@ -8,6 +8,7 @@ use oxtile::sharded::{Chain, ChainConfig, GradientConfig, GradientScatter, Publi
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Buffer, Kind, Result, Stream};
 
+use super::attend::Tokens;
 use super::format::Format;
 use super::model::Model;
 use super::optimizer::Optimizer;
@@ -27,13 +28,18 @@ pub struct Trained {
     pub step: Duration,
 }
 
-/// Trains the model, of which this rank has some rows of each weight, by the micro-batches `batches` of each step.
-pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) -> Result<Trained> {
+/// Trains the model, of which this rank has some rows of each weight, by the micro-batches `batches` of each step, or by this rank's tokens of them. Gradients are sums of so
+/// many `parts` of equal weight.
+pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options: &Options) -> Result<Trained> {
     let stream = &rank.device().stream()?;
-    let (shape, team) = (options.shape, Team::all(rank.world()));
+    let team = Team::all(rank.world());
+    let shared = options.context_parallel.filter(|_| rank.world().get() > 1).map(|schedule| (rank.rank(), rank.world(), schedule));
+    let tokens = Tokens { whole: options.shape.tokens, shared };
+    let shape = Shape { tokens: tokens.numbers().len() as u64, ..options.shape };
     let weights = shape.weights();
     let trained = &weights[..weights.len() - 1];
-    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + GradientScatter::<f32>::arena_bytes::<F>(&team, trained)?;
+    let sums = GradientScatter::<f32>::arena_bytes::<F>(&team, trained)?;
+    let bytes = ShardSet::<F>::arena_bytes(&team, &weights)? + sums + tokens.arena_bytes(shape);
     let backend = if rank.device().runtime().kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
     let arena = Arena::open(&rank, ArenaOptions { backend, bytes: bytes + 4096, deadline: PATIENCE, ..ArenaOptions::default() })?;
     let member = team.member(rank.rank()).expect("all ranks are members");
@@ -41,12 +47,12 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) 
     let mut set = ShardSet::<F>::new(stream, &arena, &member, weights.clone())?;
     let gradients = GradientScatter::<f32>::new::<F>(stream, &arena, &member, trained, GradientConfig::default())?;
     let mut chain = Chain::new(stream, &set, &ChainConfig::new(&set, Model::order(&set))?)?;
-    let mut model = Model::new(stream, shape, &set)?;
-    let mut optimizer = Optimizer::new(stream, &set, options.ranks)?;
+    let mut model = Model::new(stream, shape, &set, tokens, (&arena, &member))?;
+    let mut optimizer = Optimizer::new(stream, &set, parts)?;
     let mut losses = Vec::new();
     // All of it before the first step: a copy from the host waits for the stream.
     let all = (1..=options.steps).flat_map(|step| batches.clone().map(move |batch| (step, batch)));
-    let mut data = all.map(|(step, batch)| micro_batch(stream, shape, step, batch)).collect::<Result<Vec<_>>>()?.into_iter();
+    let mut data = all.map(|(step, batch)| micro_batch(stream, tokens, step, batch)).collect::<Result<Vec<_>>>()?.into_iter();
 
     let mut updating = set.update(stream)?;
     optimizer.begin(stream, &mut updating)?;
@@ -82,11 +88,12 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, options: &Options) 
     Ok(Trained { losses, masters, step })
 }
 
-/// A sequence in which each token follows from the one before, and what comes next in it.
-fn micro_batch(stream: &Stream, shape: Shape, step: u32, batch: u32) -> Result<(Buffer<u32>, Buffer<i32>)> {
+/// This rank's tokens of a sequence in which each token follows from the one before, and what comes next after each.
+fn micro_batch(stream: &Stream, tokens: Tokens, step: u32, batch: u32) -> Result<(Buffer<u32>, Buffer<i32>)> {
     let first = (step * 7 + batch * 11) % 32;
     let sequence: Vec<u32> =
-        std::iter::successors(Some(first), |token| Some((5 * token + 3) % 32)).take(shape.tokens as usize + 1).collect();
-    let targets: Vec<i32> = sequence[1..].iter().map(|token| *token as i32).collect();
-    Ok((Buffer::from_slice(stream, &sequence[..shape.tokens as usize])?, Buffer::from_slice(stream, &targets)?))
+        std::iter::successors(Some(first), |token| Some((5 * token + 3) % 32)).take(tokens.whole as usize + 1).collect();
+    let (own, targets): (Vec<u32>, Vec<i32>) =
+        tokens.numbers().into_iter().map(|at| (sequence[at as usize], sequence[at as usize + 1] as i32)).unzip();
+    Ok((Buffer::from_slice(stream, &own)?, Buffer::from_slice(stream, &targets)?))
 }

@@ -6,6 +6,7 @@ mod example;
 use example::comparison::{Comparison, Place};
 use example::{Options, compare};
 use oxtile::Runtime;
+use oxtile::context_parallel::Schedule;
 
 use crate::support::is_long;
 
@@ -54,4 +55,15 @@ fn a_format_that_is_not_there_is_named() {
     let options = Options { ranks: 1, steps: 1, format: "fp6".to_owned(), ..Options::default() };
     let error = compare(&Place::Threads(Runtime::emulated_fast(1).unwrap()), &options).unwrap_err();
     assert_eq!(error.to_string(), "there is no format fp6: give bf16, mxfp8 or nvfp4");
+}
+
+/// Ranks that share each sequence as well as all weights learn as one device does.
+#[test]
+fn ranks_may_share_the_sequence_too() {
+    for (ranks, schedule) in [(2, Schedule::Pull), (2, Schedule::AllToAll)] {
+        let options = Options { ranks, steps: 3, context_parallel: Some(schedule), ..Options::default() };
+        let found = compare(&Place::Threads(Runtime::emulated(ranks).unwrap()), &options).unwrap();
+        assert!(found.off.is_some_and(|off| off < 0.02), "{schedule}: {found}");
+        assert!(found.losses[2] < found.losses[0], "{schedule}: {found}");
+    }
 }
