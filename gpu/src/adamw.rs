@@ -1,6 +1,6 @@
 //! AdamW: one step of all weights of a tensor, with decoupled weight decay.
 //!
-//! Floor: 26 bytes a weight, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has four weights,
+//! Floor: 24 bytes a weight, 2 or 4 for its gradient, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has four weights,
 //! so that the loads and stores of a warp have no gaps.
 
 use oxtile_tile::prelude::*;
@@ -30,6 +30,32 @@ pub struct Step {
     pub gradient_scale: f32,
 }
 
+/// An element of gradients.
+pub trait Gradient: Float + Pod {
+    /// The four gradients from `at` on, which is a multiple of 4.
+    fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS];
+}
+
+impl Gradient for f32 {
+    #[inline(always)]
+    fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS] {
+        view.load_vector(at).to_f32()
+    }
+}
+
+macro_rules! gradient_halves {
+    ($($half:ident)*) => { $(
+        impl Gradient for $half {
+            #[inline(always)]
+            fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS] {
+                let [[a, b], [c, d]] = view.load_pair(at).map(|word| <Self as Half>::X2::from_bits(word).to_f32());
+                [a, b, c, d]
+            }
+        }
+    )* };
+}
+gradient_halves!(bf16 f16);
+
 /// A weight and its moments.
 #[derive(Clone, Copy)]
 struct Weight {
@@ -50,30 +76,30 @@ impl Step {
     }
 }
 
-/// Updates weights and moments in place, in `f32`, and writes the weights rounded to the gradient's type, if that is wanted.
+/// Updates weights and moments in place, in `f32`, and writes the weights rounded to `T`, if that is wanted.
 ///
 /// `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`, `w = w - rate (decay w + m correction1 / (sqrt(v) correction2 + epsilon))`.
 #[kernel(threads = THREADS, grid = grid)]
-#[instances(G = [bf16, f16])]
-pub fn adamw<G: Half>(
+#[instances(T = [bf16], G = [bf16, f32])]
+#[instances(T = [f16], G = [f16, f32])]
+pub fn adamw<T: Half, G: Gradient>(
     gradient: Global<G>,
     weights: GlobalMut<f32>,
     first: GlobalMut<f32>,
     second: GlobalMut<f32>,
-    rounded: Option<GlobalMut<G>>,
+    rounded: Option<GlobalMut<T>>,
     step: Step,
 ) {
     let at = (u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index())) * WEIGHTS as u64;
     if at + WEIGHTS as u64 <= weights.len() {
-        let [[a, b], [c, d]] = gradient.load_pair(at).map(|word| G::X2::from_bits(word).to_f32());
-        let (g, [w, m, v]) = ([a, b, c, d], [&weights, &first, &second].map(|tensor| tensor.load_vector(at).to_f32()));
+        let (g, [w, m, v]) = (G::load_four(&gradient, at), [&weights, &first, &second].map(|tensor| tensor.load_vector(at).to_f32()));
         let new: [Weight; WEIGHTS] = core::array::from_fn(|i| step.update(Weight { value: w[i], first: m[i], second: v[i] }, g[i]));
         weights.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.value)));
         first.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.first)));
         second.store_vector(at, Vector::<f32>::from_f32(new.map(|weight| weight.second)));
         if let Some(rounded) = rounded {
             let [a, b, c, d] = new.map(|weight| weight.value);
-            rounded.store_pair(at, [[a, b], [c, d]].map(|pair| G::X2::from_f32(pair).to_bits()));
+            rounded.store_pair(at, [[a, b], [c, d]].map(|pair| T::X2::from_f32(pair).to_bits()));
         }
     } else {
         for at in at..weights.len() {
@@ -83,13 +109,13 @@ pub fn adamw<G: Half>(
             first.store(at, new.first);
             second.store(at, new.second);
             if let Some(rounded) = rounded {
-                rounded.store(at, G::from_f32(new.value));
+                rounded.store(at, T::from_f32(new.value));
             }
         }
     }
 }
 
-fn grid<G: Half>(args: &AdamwArgs<'_, G>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+fn grid<T: Half, G: Gradient>(args: &AdamwArgs<'_, T, G>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     let count = args.weights.len();
     LaunchError::check_length("gradient", count, args.gradient.len())?;
     LaunchError::check_alignment("gradient", 16, args.gradient.address())?;

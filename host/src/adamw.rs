@@ -1,4 +1,4 @@
-//! AdamW: steps of `f32` weights and moments by gradients of 16 bits, with decoupled weight decay.
+//! AdamW: steps of `f32` weights and moments by gradients of 16 or 32 bits, with decoupled weight decay.
 //!
 //! ```
 //! use oxtile::adamw::{Adamw, AdamwConfig, Weights};
@@ -21,7 +21,7 @@
 
 use std::fmt;
 
-use oxtile_kernels::adamw::{self as kernels, AdamwArgs, Step};
+use oxtile_kernels::adamw::{self as kernels, AdamwArgs, Gradient, Step};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{Half, bf16, f16};
 
@@ -56,18 +56,19 @@ pub struct Weights<'a, T> {
     pub first: DeviceViewMut<'a, f32>,
     /// Second moments.
     pub second: DeviceViewMut<'a, f32>,
-    /// Where the weights go rounded to the gradient's type, for the next forward pass.
+    /// Where the weights go rounded, for the next forward pass.
     pub rounded: Option<DeviceViewMut<'a, T>>,
 }
 
-/// The optimizer. Its numbers are plain values: another learning rate is another [`AdamwConfig`], and loads nothing.
-pub struct Adamw<T: AdamwElement> {
+/// The optimizer, of weights that are rounded to `T` and gradients of `G`, the same type or `f32`. Its numbers are plain values: another learning rate is another
+/// [`AdamwConfig`], and loads nothing.
+pub struct Adamw<T: AdamwElement<G>, G: Gradient = T> {
     /// The numbers of the next step.
     pub config: AdamwConfig,
     kernel: Loaded<T::Kernel>,
 }
 
-impl<T: AdamwElement> Adamw<T> {
+impl<T: AdamwElement<G>, G: Gradient> Adamw<T, G> {
     /// Loads the kernel.
     ///
     /// # Errors
@@ -80,7 +81,7 @@ impl<T: AdamwElement> Adamw<T> {
     ///
     /// # Errors
     /// [`Error::Invalid`] for step 0; as [`Loaded::launch`]: [`Error::Argument`] names what does not fit.
-    pub fn step(&self, stream: &Stream, number: u32, gradient: DeviceView<'_, T>, weights: Weights<'_, T>) -> Result<()> {
+    pub fn step(&self, stream: &Stream, number: u32, gradient: DeviceView<'_, G>, weights: Weights<'_, T>) -> Result<()> {
         if number == 0 {
             return Err(Error::Invalid { what: "Adamw::step", why: "step 0: count steps from 1".to_owned() });
         }
@@ -94,23 +95,31 @@ impl<T: AdamwElement> Adamw<T> {
     }
 }
 
-impl<T: AdamwElement> fmt::Debug for Adamw<T> {
+impl<T: AdamwElement<G>, G: Gradient> fmt::Debug for Adamw<T, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Adamw").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
-/// An element of gradients: `bf16` or `f16`.
-pub trait AdamwElement: Half {
+/// What weights are rounded to: `bf16` or `f16`, by gradients `G` of the same type or of `f32`.
+pub trait AdamwElement<G: Gradient>: Half {
     /// The kernel.
     #[doc(hidden)]
-    type Kernel: Kernel + for<'a> Signature<Args<'a> = AdamwArgs<'a, Self>>;
+    type Kernel: Kernel + for<'a> Signature<Args<'a> = AdamwArgs<'a, Self, G>>;
 }
 
-impl AdamwElement for bf16 {
-    type Kernel = kernels::Adamw<Self>;
+impl AdamwElement<Self> for bf16 {
+    type Kernel = kernels::Adamw<Self, Self>;
 }
 
-impl AdamwElement for f16 {
-    type Kernel = kernels::Adamw<Self>;
+impl AdamwElement<f32> for bf16 {
+    type Kernel = kernels::Adamw<Self, f32>;
+}
+
+impl AdamwElement<Self> for f16 {
+    type Kernel = kernels::Adamw<Self, Self>;
+}
+
+impl AdamwElement<f32> for f16 {
+    type Kernel = kernels::Adamw<Self, f32>;
 }

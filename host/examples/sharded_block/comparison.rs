@@ -30,7 +30,8 @@ impl Place {
             Self::Threads(runtime) => {
                 let devices = (0..options.ranks).map(|device| runtime.device(device)).collect::<Result<Vec<_>>>()?;
                 let trained = thread::scope(|scope| {
-                    let start = |(rank, number)| (number, scope.spawn(move || train::<F>(rank, options.batches(number), options.ranks, options)));
+                    let start =
+                        |(rank, number)| (number, scope.spawn(move || train::<F>(rank, options.batches(number), options.ranks, options)));
                     let threads: Vec<_> = HostRank::threads(&devices)?.into_iter().zip(0..).map(start).collect();
                     let ended = threads.into_iter().map(|(number, thread)| Ok((number, thread.join().expect("no rank panics")?)));
                     ended.collect::<Result<Vec<_>>>()

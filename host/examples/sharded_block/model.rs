@@ -34,13 +34,7 @@ pub struct Model<'c, F: Format> {
 
 impl<'c, F: Format> Model<'c, F> {
     /// The model of a rank, which has `shape.tokens` of the tokens.
-    pub fn new(
-        stream: &Stream,
-        shape: Shape,
-        set: &ShardSet<F>,
-        tokens: Tokens,
-        (arena, member): (&'c Arena, &'c Member),
-    ) -> Result<Self> {
+    pub fn new(stream: &Stream, shape: Shape, set: &ShardSet<F>, tokens: Tokens, (arena, member): (&'c Arena, &'c Member)) -> Result<Self> {
         let (runtime, width) = (&stream.device().runtime(), shape.width());
         let largest = shape.weights().iter().map(|weight| weight.rows * weight.columns).max().unwrap_or(0);
         let rule = Rule { scale: 1.0 / shape.tokens as f32, ..Rule::default() };

@@ -15,11 +15,10 @@ pub struct Owned {
     pub start: u64,
     pub values: Buffer<f32>,
     moments: [Buffer<f32>; 2],
-    gradient: Buffer<bf16>,
 }
 
 pub struct Optimizer {
-    adamw: Adamw<bf16>,
+    adamw: Adamw<bf16, f32>,
     round: SumParts<f32, bf16>,
     pub owned: Vec<Owned>,
 }
@@ -39,7 +38,6 @@ impl Optimizer {
                 start,
                 values: Buffer::from_slice(stream, &values)?,
                 moments: [Buffer::zeros(stream, end - start)?, Buffer::zeros(stream, end - start)?],
-                gradient: Buffer::zeros(stream, end - start)?,
             })
         };
         let owned = set.weights().map(owned).collect::<Result<_>>()?;
@@ -59,12 +57,10 @@ impl Optimizer {
         gradients: &GradientScatter<f32>,
         updating: &mut Updating<'_, F>,
     ) -> Result<()> {
-        for Owned { id, values, moments: [first, second], gradient, .. } in self.owned.iter_mut().take(gradients.ids().len()) {
-            // The optimizer takes gradients of 16 bits.
-            self.round.round(stream, gradients.main_grad(*id)?.view(), gradient.view_mut())?;
+        for Owned { id, values, moments: [first, second], .. } in self.owned.iter_mut().take(gradients.ids().len()) {
             let rounded = Some(updating.master(*id, 0)?);
             let weights = Weights { values: values.view_mut(), first: first.view_mut(), second: second.view_mut(), rounded };
-            self.adamw.step(stream, number, gradient.view(), weights)?;
+            self.adamw.step(stream, number, gradients.main_grad(*id)?.view(), weights)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Steps of AdamW against f64.
 
 use oxtile::{Buffer, Runtime};
-use oxtile_kernels::adamw::{Adamw, AdamwArgs, Step};
+use oxtile_kernels::adamw::{Adamw, AdamwArgs, Gradient, Step};
 use oxtile_tests::inputs::{Random, Scenario};
 use oxtile_tests::oracle::adamw as oracle;
 use oxtile_tile::launch::Kernel;
@@ -16,13 +16,18 @@ pub fn cases() -> Vec<Case> {
         let case = |name: String, run: fn(&Runtime, Scenario, usize) -> Outcome| {
             Case::new(name, Size::Small, move |runtime| run(runtime, Scenario::Normal, length))
         };
-        [case(format!("adamw::bf16::{length}"), run::<bf16>), case(format!("adamw::f16::{length}"), run::<f16>)]
+        [
+            case(format!("adamw::bf16::{length}"), run::<bf16, bf16>),
+            case(format!("adamw::f16::{length}"), run::<f16, f16>),
+            case(format!("adamw::bf16 by f32::{length}"), run::<bf16, f32>),
+            case(format!("adamw::f16 by f32::{length}"), run::<f16, f32>),
+        ]
     });
     let scenarios = [Scenario::Zeros, Scenario::Nans, Scenario::Infinities, Scenario::Subnormals];
-    let of_scenario = scenarios
-        .into_iter()
-        .map(|scenario| Case::new(format!("adamw::bf16::{scenario:?}"), Size::Small, move |runtime| run::<bf16>(runtime, scenario, 100)));
-    let large = Case::new("adamw::bf16::300001", Size::Large, |runtime| run::<bf16>(runtime, Scenario::Normal, 300_001));
+    let of_scenario = scenarios.into_iter().map(|scenario| {
+        Case::new(format!("adamw::bf16::{scenario:?}"), Size::Small, move |runtime| run::<bf16, bf16>(runtime, scenario, 100))
+    });
+    let large = Case::new("adamw::bf16::300001", Size::Large, |runtime| run::<bf16, bf16>(runtime, Scenario::Normal, 300_001));
     small.chain(of_scenario).chain([large, Case::new("adamw::refused", Size::Small, refused)]).collect()
 }
 
@@ -44,12 +49,12 @@ fn numbers(t: i32) -> (Step, oracle::Step) {
 }
 
 /// Two steps, with another gradient each: the second has moments.
-fn run<T: TestElement + Half>(runtime: &Runtime, scenario: Scenario, length: usize) -> Outcome
+fn run<T: TestElement + Half, G: TestElement + Gradient>(runtime: &Runtime, scenario: Scenario, length: usize) -> Outcome
 where
-    Adamw<T>: Kernel,
+    Adamw<T, G>: Kernel,
 {
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<Adamw<T>>())?;
+    let kernel = text(runtime.load::<Adamw<T, G>>())?;
     let mut random = Random::new(2);
     let start: Vec<f32> = (0..length).map(|_| random.normal()).collect();
     let upload = |values: &[f32]| text(Buffer::from_slice(&stream, values));
@@ -58,8 +63,8 @@ where
     let mut before: Vec<[f64; 3]> = start.iter().map(|&weight| [weight.into(), 0.0, 0.0]).collect();
     for t in 1..=2 {
         let (step, exact) = numbers(t);
-        let gradients = scenario.generate(T::DTYPE, length, t as u64);
-        let gradient = T::upload(&stream, &gradients)?;
+        let gradients = scenario.generate(G::DTYPE, length, t as u64);
+        let gradient = G::upload(&stream, &gradients)?;
         let args = AdamwArgs {
             gradient: gradient.view(),
             weights: weights.view_mut(),
@@ -97,12 +102,12 @@ where
 /// What does not fit is named, with what would.
 fn refused(runtime: &Runtime) -> Outcome {
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<Adamw<bf16>>())?;
+    let kernel = text(runtime.load::<Adamw<bf16, bf16>>())?;
     let gradient = text(Buffer::<bf16>::zeros(&stream, 64))?;
     let floats = || text(Buffer::<f32>::zeros(&stream, 64));
     let (mut weights, mut first, mut second) = (floats()?, floats()?, floats()?);
     let mut refuses = |[start, end]: [u64; 2], moments: u64, expected: &str| {
-        let args = AdamwArgs {
+        let args = AdamwArgs::<bf16, bf16> {
             gradient: gradient.view().slice(start, end),
             weights: weights.view_mut().split_at(end - start).0,
             first: first.view_mut().split_at(moments).0,

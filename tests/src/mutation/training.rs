@@ -3,11 +3,12 @@
 use std::marker::PhantomData;
 
 use oxtile_emulator::mutation::Outcome;
-use oxtile_kernels::adamw::{Adamw, AdamwArgs, Step};
+use oxtile_kernels::adamw::{Adamw, AdamwArgs, Gradient, Step};
 use oxtile_kernels::cross_entropy::{CrossEntropy, CrossEntropyArgs, Once, Rule};
 use oxtile_kernels::embedding::*;
 use oxtile_kernels::rotary::{AnglesArgument, Neighbours, Rotary, RotaryArgs, Sizes, Strides};
 use oxtile_kernels::row::ByWarp;
+use oxtile_tile::launch::{Kernel, Signature};
 use oxtile_tile::num::bf16;
 
 use super::Job;
@@ -73,14 +74,22 @@ fn embedding(device: &Device) -> Result<Vec<u32>, Outcome> {
 }
 
 fn adamw(device: &Device) -> Result<Vec<u32>, Outcome> {
+    Ok([adamw_by::<bf16>(device, 2)?, adamw_by::<f32>(device, 1)?].concat())
+}
+
+/// By gradients of which a word has so many.
+fn adamw_by<G: Gradient>(device: &Device, a_word: usize) -> Result<Vec<u32>, Outcome>
+where
+    Adamw<bf16, G>: Kernel + for<'a> Signature<Args<'a> = AdamwArgs<'a, bf16, G>>,
+{
     let count = 2052;
-    let gradient = device.upload::<bf16>("gradient", &small(count / 2));
+    let gradient = device.upload::<G>("gradient", &small(count / a_word));
     let of = |name: &str| device.upload::<f32>(name, &small(count));
     let (mut weights, mut first, mut second) = (of("weights"), of("first"), of("second"));
     let mut rounded = device.upload("rounded", &vec![0; count / 2]);
     let step =
         Step { rate: 0.1, decay: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, correction1: 10.0, correction2: 10.0, gradient_scale: 1.0 };
-    device.launch::<Adamw<bf16>>(AdamwArgs {
+    device.launch::<Adamw<bf16, G>>(AdamwArgs {
         gradient: gradient.view(),
         weights: weights.view_mut(),
         first: first.view_mut(),
