@@ -16,12 +16,12 @@
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
-use super::detour::{Detour, Within};
 use super::lane::{Lane, Order, Trade};
 use super::memory::{Place, Scratch, bytes, bytes_mut, copy, note};
 use super::messages::Messages;
 use crate::comm::{Member, Rank};
 use crate::runtime::{Result, Stream};
+use crate::symmetric::detour::{Detour, Within};
 use crate::symmetric::{Arena, Flags, Pitched, Rows};
 use crate::tensor::Heads;
 
@@ -95,7 +95,7 @@ impl<'t> Reach<'t> {
             Self::Memory(arena, member) => {
                 // The last one is of numbers of all heads.
                 let flags = arena.flags("heads of context parallelism", given_of(groups) + 1)?;
-                let detour = around.map(|bytes| Detour::take(arena, member, bytes)).transpose()?;
+                let detour = around.map(|bytes| Detour::take(stream, arena, member, bytes)).transpose()?;
                 let within = stream.device().urgent_stream()?;
                 Carrier::Puts(Puts { arena: arena.clone(), member: member.clone(), flags, groups, within, detour })
             }

@@ -55,7 +55,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                     let [_, k, v] = Local::new(&config, share).packed.whole_inputs().map(elements);
                     let size = size_of::<T>() as u64;
                     let around = config.goes_around(stream, Schedule::Pull, share.world, size).then(|| k.max(v) * size);
-                    Mover::Pull(Box::new(Pull::take(arena, member, [k, v], size, around)?))
+                    Mover::Pull(Box::new(Pull::take(stream, arena, member, [k, v], size, around)?))
                 } else {
                     Mover::Messages(transport.messages_for(schedule)?)
                 };

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use oxtile_tile::launch::DeviceViewMut;
 
-use super::detour::{Detour, Within};
 use super::memory::Scratch;
 use super::mover::{Both, BothMut, Reads, is};
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Result, Stream};
+use crate::symmetric::detour::{Detour, Within};
 use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
 use crate::thd::Share;
 
@@ -51,7 +51,7 @@ impl Pull {
     }
 
     /// Takes memory for keys and values of so many elements each, of so many bytes. Copies of so many bytes at once go around, if any do. All ranks of the arena take as much.
-    pub fn take(arena: &Arena, member: &Member, parts: [u64; 2], size: u64, around: Option<u64>) -> Result<Self> {
+    pub fn take(stream: &Stream, arena: &Arena, member: &Member, parts: [u64; 2], size: u64, around: Option<u64>) -> Result<Self> {
         let ranks = u64::from(member.team().size().get());
         let shard = arena.buffer(parts.iter().sum::<u64>() * size)?;
         let slots = arena.buffer(ranks * parts.iter().sum::<u64>())?;
@@ -64,7 +64,7 @@ impl Pull {
             slots,
             parts,
             flags,
-            detour: around.map(|bytes| Detour::take(arena, member, bytes)).transpose()?,
+            detour: around.map(|bytes| Detour::take(stream, arena, member, bytes)).transpose()?,
             is_open: Mutex::default(),
         })
     }

@@ -1,34 +1,36 @@
 //! Copies within a device by its copy engines: over the memory of the next rank, and back.
 //!
 //! The driver copies within a device by multiprocessors, however it is asked: none of 47 forms of copies ran beside a kernel that held all of them
-//! (benches/results/tuning/engines_h100.txt). Attention kernels hold them all, and what comes after such a copy on its stream waits for their end. Between devices engines copy. So the bytes
-//! go to a room that this rank has in the memory of the next one, and come back: twice over the link, which has time for it while attention is computed.
+//! (benches/results/tuning/engines_h100.txt). Attention and products hold them all, and what comes after such a copy on its stream waits for their end. Between devices engines copy. So the bytes
+//! go to a room that this rank has in the memory of the next one, and come back: twice over the link, which has time for it beside kernels.
 //!
-//! A rank's room at its neighbour is used by that rank's one stream alone, so no flag is needed.
+//! A rank alone uses its room at its neighbour, and the runtime orders its uses, so no flag is needed.
 
 use std::ops::Range;
 
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
-use super::memory::{bytes, bytes_mut};
+use super::{Arena, Pitched, Rows, SymmetricBuffer};
 use crate::comm::{Member, Rank};
-use crate::runtime::{Result, Stream};
-use crate::symmetric::{Arena, Pitched, Rows, SymmetricBuffer};
+use crate::runtime::module::note;
+use crate::runtime::{Buffer, Result, Stream};
 
 /// The largest room: what is longer goes in parts.
 const ROOM: u64 = 8 << 20;
 
 /// A room at the next rank.
-pub(super) struct Detour {
+pub(crate) struct Detour {
     room: SymmetricBuffer<u8>,
     /// The next rank, in the numbers of the arena; none for a rank alone.
     neighbour: Option<Rank>,
+    /// Stands for the room, whose uses by this rank come one after another, whichever stream or graph makes them.
+    turn: Buffer<u8>,
 }
 
 /// Where copies within a device are enqueued, and which way they take.
 #[derive(Clone, Copy)]
-pub(super) struct Within<'w> {
+pub(crate) struct Within<'w> {
     pub stream: &'w Stream,
     /// If kernels hold the multiprocessors.
     pub detour: Option<&'w Detour>,
@@ -36,40 +38,78 @@ pub(super) struct Within<'w> {
 
 impl Detour {
     /// Bytes of the room for copies of so many bytes at once.
-    pub const fn room(bytes: u64) -> u64 {
+    pub(crate) const fn room(bytes: u64) -> u64 {
         if bytes < ROOM { bytes } else { ROOM }
     }
 
     /// Takes a room for copies of so many bytes at once. All ranks of the arena take as much.
-    pub fn take(arena: &Arena, member: &Member, bytes: u64) -> Result<Self> {
+    pub(crate) fn take(stream: &Stream, arena: &Arena, member: &Member, bytes: u64) -> Result<Self> {
         let (team, me) = (member.team(), member.rank().index());
         let next = Rank::new((me + 1) % team.size().get(), team.size()).and_then(|next| team.world_rank(next));
-        Ok(Self { room: arena.buffer(Self::room(bytes))?, neighbour: next.filter(|next| Some(*next) != team.world_rank(member.rank())) })
+        let (room, turn) = (arena.buffer(Self::room(bytes))?, Buffer::uninitialised(stream, 1)?);
+        Ok(Self { room, neighbour: next.filter(|next| Some(*next) != team.world_rank(member.rank())), turn })
     }
 
+    /// Copies rows of bytes between views of this device, in stream order.
     fn copy(
         &self,
         (stream, what): (&Stream, &'static str),
         source: DeviceView<'_, u8>,
-        target: DeviceViewMut<'_, u8>,
+        mut target: DeviceViewMut<'_, u8>,
         copies: &[Rows],
     ) -> Result<()> {
         let Some(neighbour) = self.neighbour else { return Rows::copy_all(stream, what, source, target, copies) };
-        let mut target = target;
+        self.around(stream, source, copies, |back| self.room.get_rows_each(stream, &on(neighbour, back), target.reborrow()))
+    }
+
+    /// The same, of whose use of the target the runtime is not told, as by [`SymmetricBuffer::get_rows_beside`].
+    pub(crate) fn copy_beside<'t>(
+        &self,
+        stream: &Stream,
+        source: DeviceView<'_, u8>,
+        target: impl Fn() -> DeviceViewMut<'t, u8>,
+        copies: &[Rows],
+    ) -> Result<()> {
+        let neighbour = self.neighbour.expect("a rank alone has all rows");
+        self.around(stream, source, copies, |back| self.room.get_rows_beside(stream, &on(neighbour, back), target()))
+    }
+
+    /// Brings rows to the room in parts, each of which `get` brings back before the next one.
+    fn around(
+        &self,
+        stream: &Stream,
+        source: DeviceView<'_, u8>,
+        copies: &[Rows],
+        mut get: impl FnMut(Vec<Rows>) -> Result<()>,
+    ) -> Result<()> {
+        let Some(neighbour) = self.neighbour else { return Ok(()) };
+        let access = self.turn.view().access("room");
+        // SAFETY: an address, a length and an owner of a live buffer, of which nothing is read or written: it stands for the room.
+        let turn = unsafe { DeviceViewMut::<u8>::from_raw(access.address, 1, access.owner) };
+        note(stream, &[turn.access("room")])?;
         for part in parts_of(copies, self.room.len()) {
             let there: Vec<_> = part.iter().map(|(rows, at)| Rows { to: Pitched { start: *at, pitch: rows.width }, ..*rows }).collect();
-            let back: Vec<_> =
-                part.iter().map(|(rows, at)| (neighbour, Rows { from: Pitched { start: *at, pitch: rows.width }, ..*rows })).collect();
             self.room.put_rows_each(stream, source, neighbour, &there)?;
-            self.room.get_rows_each(stream, &back, target.reborrow())?;
+            get(part.iter().map(|(rows, at)| Rows { from: Pitched { start: *at, pitch: rows.width }, ..*rows }).collect())?;
         }
         Ok(())
     }
 }
 
+/// Rows of one rank's memory.
+fn on(rank: Rank, rows: Vec<Rows>) -> Vec<(Rank, Rows)> {
+    rows.into_iter().map(|rows| (rank, rows)).collect()
+}
+
 impl Within<'_> {
     /// Copies rows between views of this device, in stream order.
-    pub fn copy<T: Pod>(self, what: &'static str, source: DeviceView<'_, T>, target: DeviceViewMut<'_, T>, copies: &[Rows]) -> Result<()> {
+    pub(crate) fn copy<T: Pod>(
+        self,
+        what: &'static str,
+        source: DeviceView<'_, T>,
+        target: DeviceViewMut<'_, T>,
+        copies: &[Rows],
+    ) -> Result<()> {
         let size = size_of::<T>() as u64;
         match self.detour {
             None => Rows::copy_all(self.stream, what, source, target, copies),
@@ -79,6 +119,20 @@ impl Within<'_> {
             }
         }
     }
+}
+
+/// The bytes of a view.
+pub(crate) fn bytes<T>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner.
+    unsafe { DeviceView::from_raw(access.address, access.bytes, access.owner) }
+}
+
+/// The bytes of a view that is written.
+pub(crate) fn bytes_mut<T>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner; the view was given up.
+    unsafe { DeviceViewMut::from_raw(access.address, access.bytes, access.owner) }
 }
 
 /// Copies in parts of at most so many bytes, each copy with the place of its bytes in the room.
