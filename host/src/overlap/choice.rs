@@ -94,6 +94,17 @@ pub struct OverlapChoice {
 impl AllGatherConfig {
     /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone.
     ///
+    /// A rank is not taken for a number of ranks:
+    ///
+    /// ```compile_fail,E0308
+    /// # use oxtile::comm::{Rank, WorldSize};
+    /// # use oxtile::num::bf16;
+    /// # use oxtile::overlap::{AllGatherConfig, Global, Rates};
+    /// let config = AllGatherConfig::new(Global { m: 8192, n: 8192, k: 8192 });
+    /// let last = Rank::new(3, WorldSize::new(4).unwrap()).unwrap();
+    /// config.choose::<bf16, bf16>(last, &Rates::H200);
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] for sizes that the ranks do not divide, a margin of all multiprocessors, more than [`Cut::MOST`] slabs, or a method
     /// that cannot do the product, with the reason.

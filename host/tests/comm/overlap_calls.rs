@@ -8,7 +8,7 @@ use oxtile::gemm::GemmConfig;
 use oxtile::gemm::{Activation, Gemm};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::{Float, bf16, e4m3};
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatherOperands, Gathers, Global, Method, OverlapConfig, OverlapMemory};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, GatherOperands, Gathers, Global, Method, OverlapConfig, OverlapMemory};
 use oxtile::symmetric::{ArenaOptions, PutOrder, SymmetricError};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Stream};
 
@@ -17,20 +17,26 @@ use crate::overlap::{Calls, Case, ROUNDS, by, cut, last, member};
 use crate::values::values;
 
 /// Ranks with an operation each, on one memory.
-struct Ranks {
-    all: Arenas,
-    memories: Vec<OverlapMemory>,
+pub struct Ranks {
+    pub all: Arenas,
+    /// The streams that carry copies.
+    pub out: Vec<Stream>,
+    pub memories: Vec<OverlapMemory>,
 }
 
 impl Ranks {
     fn new(ranks: u32, bytes: u64, options: ArenaOptions) -> Result<Self> {
-        let all = Arenas::with(ranks, 1, options);
-        let memory = |i: usize| OverlapMemory::take(&all.arenas[i], &member(&all, i), bytes, &all.world.ranks[i].device().urgent_stream()?);
-        let memories = (0..ranks as usize).map(memory).collect::<Result<_>>()?;
-        Ok(Self { all, memories })
+        Self::over(Arenas::with(ranks, 1, options), bytes)
     }
 
-    fn gather(&self, i: usize, config: AllGatherConfig) -> Result<AllGatherGemm<bf16, bf16>> {
+    pub fn over(all: Arenas, bytes: u64) -> Result<Self> {
+        let out = all.world.ranks.iter().map(|rank| rank.device().urgent_stream()).collect::<Result<Vec<_>>>()?;
+        let memory = |(i, out)| OverlapMemory::take(&all.arenas[i], &member(&all, i), bytes, out);
+        let memories = out.iter().enumerate().map(memory).collect::<Result<_>>()?;
+        Ok(Self { all, out, memories })
+    }
+
+    pub fn gather(&self, i: usize, config: AllGatherConfig) -> Result<AllGatherGemm<bf16, bf16>> {
         AllGatherGemm::new(&self.memories[i], self.all.stream(i), config)
     }
 }
@@ -92,12 +98,20 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 /// Members that made different operations learn of it before the first call, in every build.
 #[test]
 fn other_operations_on_other_ranks_are_refused() -> Result<()> {
-    let config = by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]);
+    let config = by(Method::Fused, Some(cut(1, 2)), [72, 32, 136]);
+    // A field more is a member more of this list.
+    let AllGatherConfig { sizes: _, gathers: _, transpose_a: _, transpose_b: _, alpha: _, beta: _, activation: _, overlap } = config;
+    let OverlapConfig { method: _, cut: _, order: _, margin: _ } = overlap;
+    let cut_by = |cut| AllGatherConfig { overlap: OverlapConfig { cut: Some(cut), ..overlap }, ..config };
     let others = [
         AllGatherConfig { overlap: OverlapConfig { method: Some(Method::Sequential), ..config.overlap }, ..config },
-        AllGatherConfig { overlap: OverlapConfig { cut: Some(cut(1, 1)), ..config.overlap }, ..config },
+        cut_by(cut(1, 1)),
+        cut_by(cut(2, 2)),
+        cut_by(last(1, 2)),
+        cut_by(Cut { halving: true, ..cut(1, 2) }),
         AllGatherConfig { overlap: OverlapConfig { margin: 2, ..config.overlap }, ..config },
-        AllGatherConfig { sizes: Global { m: 71, ..config.sizes }, ..config },
+        AllGatherConfig { sizes: Global { m: 80, ..config.sizes }, ..config },
+        AllGatherConfig { transpose_a: true, ..config },
         AllGatherConfig { transpose_b: true, ..config },
         AllGatherConfig { alpha: 2.0, ..config },
         AllGatherConfig { beta: 1.0, ..config },
@@ -108,10 +122,10 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
         AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..by(Method::Fused, Some(cut(1, 2)), [64, 32, 136]) },
     ];
     for other in others {
-        let ranks = Ranks::new(2, 71 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
+        let ranks = Ranks::new(2, 80 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
         let (gather, _other) = (ranks.gather(0, config)?, ranks.gather(1, other)?);
         let stream = ranks.all.stream(0);
-        let (weight, mut d) = (Buffer::<bf16>::zeros(stream, 136 * 16)?, Buffer::<bf16>::zeros(stream, 70 * 16)?);
+        let (weight, mut d) = (Buffer::<bf16>::zeros(stream, 136 * 16)?, Buffer::<bf16>::zeros(stream, 72 * 16)?);
         let error = gather.bind(stream, weight.view(), None, d.view_mut()).unwrap_err();
         assert!(matches!(error, Error::Mismatch { .. }), "{other:?}: {error}");
     }
