@@ -202,6 +202,7 @@ impl Side<'_> {
                 first: 0,
                 margin: 0,
             },
+            kept: None,
             marker: PhantomData,
         };
         kernel.launch(compute, args)?;

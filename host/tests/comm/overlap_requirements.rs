@@ -33,7 +33,7 @@ const SHOWN: [(&str, &str, &[&str]); 14] = [
     (
         "R-OVL-11",
         "the gathered operand is kept, or gathered again",
-        &["overlap_calls::the_gathered_operand_is_kept_or_gathered_again", "overlap_usage::every_replay_keeps_what_it_has_gathered"],
+        &["overlap_kept::the_gathered_operand_is_kept_or_gathered_again", "overlap_kept::every_replay_keeps_what_it_has_gathered"],
     ),
     (
         "R-OVL-12",

@@ -3,7 +3,7 @@
 use half::bf16 as Half;
 use oxtile::comm::{Communicator, ReduceOp};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Gathers, Method, OverlapConfig, OverlapMemory};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Method, OverlapConfig, OverlapMemory};
 use oxtile::runtime::{DeviceUsage, Mode};
 use oxtile::symmetric::{ArenaOptions, SymmetricError};
 use oxtile::{Buffer, EmulatedOptions, Error, Graph, PinnedBuffer, Result, Stream};
@@ -16,7 +16,7 @@ use crate::support::{World, is_long, seeds};
 const METHODS: [Method; 3] = [Method::Fused, Method::Chunked, Method::Sequential];
 
 /// Two ranks for the products of a case.
-fn ranks(case: &Case, options: EmulatedOptions) -> Result<Ranks> {
+pub fn ranks(case: &Case, options: EmulatedOptions) -> Result<Ranks> {
     let cluster = EmulatedOptions { devices: case.ranks, seed: Some(case.seed), ..options };
     Ranks::over(Arenas::over(World::with(cluster), case.options()), case.config.bytes::<bf16, bf16>()?)
 }
@@ -211,61 +211,5 @@ fn a_collective_before_a_shard_needs_a_margin() -> Result<()> {
     }
     assert!(!reports.is_empty(), "the product is first under no seed");
     assert!(reports.iter().all(|waits| waits.contains("waits for 1 of 4 multiprocessors, while kernel `gemm_gathered")), "{}", reports[0]);
-    Ok(())
-}
-
-/// What is kept, of shards that are columns too, and by graphs: each replay keeps what it has gathered.
-#[test]
-fn every_replay_keeps_what_it_has_gathered() -> Result<()> {
-    let layout = |gathers, [transpose_a, transpose_b]: [bool; 2], method, sizes| AllGatherConfig {
-        gathers,
-        transpose_a,
-        transpose_b,
-        ..by(method, Some(cut(1, 2)), sizes)
-    };
-    let configs = [
-        layout(Gathers::Rows, [false, false], Method::Fused, [70, 32, 136]),
-        layout(Gathers::Rows, [true, false], Method::Fused, [80, 32, 136]),
-        layout(Gathers::SumOfA, [true, false], Method::Fused, [40, 32, 200]),
-        layout(Gathers::SumOfB, [false, true], Method::Sequential, [16, 16, 40]),
-    ];
-    for config in configs {
-        let case = Case { ranks: 2, config, calls: Calls::Captured, seed: 3 };
-        let ranks = ranks(&case, EmulatedOptions::default())?;
-        let gathers = [0, 1].map(|i| ranks.gather(i, config)).into_iter().collect::<Result<Vec<_>>>()?;
-        let product = case.product();
-        let mut memory = Vec::new();
-        for i in 0..2 {
-            let (stream, rank) = (ranks.all.stream(i), i as u32);
-            let own = Buffer::<bf16>::uninitialised(stream, case.shard(&case.operand(0), rank).len() as u64)?;
-            let kept = Buffer::<bf16>::uninitialised(stream, case.operand(0).len() as u64)?;
-            let weight = Buffer::from_slice(stream, &case.weight(rank))?;
-            memory.push((weight, own, Buffer::<bf16>::uninitialised(stream, product.m * product.n)?, kept));
-        }
-        let (mut bound, mut owns) = (Vec::new(), Vec::new());
-        for (i, (weight, own, d, kept)) in memory.iter_mut().enumerate() {
-            let mut product = gathers[i].bind(ranks.all.stream(i), weight.view(), None, d.view_mut())?;
-            product.keep_gathered(kept)?;
-            bound.push(product);
-            owns.push(own);
-        }
-        let mut graphs = Vec::new();
-        for (i, (product, own)) in bound.iter_mut().zip(&owns).enumerate() {
-            let stream = ranks.all.stream(i);
-            graphs.push(Graph::capture(&[stream, &ranks.out[i]], || product.copy_shard(stream, own).and_then(|()| product.run(stream)))?);
-        }
-        for round in 0..ROUNDS {
-            for (i, own) in owns.iter_mut().enumerate() {
-                let stream = ranks.all.stream(i);
-                own.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, &case.shard(&case.operand(round), i as u32))?)?;
-                graphs[i].replay(stream)?;
-            }
-            for (i, product) in bound.iter().enumerate() {
-                ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
-                let kept = product.kept().expect("it is kept").to_vec_as::<Half>(ranks.all.stream(i))?;
-                assert!(kept == case.operand(round), "{config:?}, round {round}, rank {i}");
-            }
-        }
-    }
     Ok(())
 }
