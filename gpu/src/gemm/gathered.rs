@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::e4m3;
+use oxtile_tile::num::{Pod, e4m3};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
@@ -81,6 +81,15 @@ impl Gathering for BySum {
     }
 }
 
+/// Where a product is stored.
+#[derive(Clone, Copy, Parameter)]
+pub struct Stored<O: Pod, const WIDTH: usize> {
+    /// The result.
+    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    /// The input of the activation, by a gathering that [keeps](Keeping) it.
+    pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
+}
+
 /// As `G`, and the input of the activation is kept.
 #[derive(Clone, Copy)]
 pub struct Keeping<G>(PhantomData<G>);
@@ -135,8 +144,8 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     }
 }
 
-/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored in
-/// `kept`, rounded, and the result is the activation of what is stored.
+/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored
+/// too, rounded, and the result is the activation of what is stored.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false, true])]
@@ -160,13 +169,13 @@ pub fn gemm_gathered<
 >(
     a: TensorMap<A, PART, DEPTH, Swizzle128>,
     b: TensorMap<B, PART, DEPTH, Swizzle128>,
-    d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    stored: Stored<O, WIDTH>,
     old: GlobalMut<O>,
     shape: Shape,
     fusion: Fusion<O>,
     gathered: Gathered,
-    kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
 ) {
+    let Stored { d, kept } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
     S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept, old, shape, fusion, division });
 }
@@ -192,8 +201,9 @@ fn grid<
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;
         LaunchError::check_limit(name, tiles, 1 << 16)?;
     }
-    LaunchError::check_limit("kept", args.kept.is_some().into(), G::KEEPS.into())?;
-    LaunchError::check_at_least("kept", G::KEEPS.into(), args.kept.is_some().into())?;
+    let is_kept = args.stored.kept.is_some();
+    LaunchError::check_limit("stored.kept", is_kept.into(), G::KEEPS.into())?;
+    LaunchError::check_at_least("stored.kept", G::KEEPS.into(), is_kept.into())?;
     LaunchError::check_length("gathered.tiles", rows * columns, gathered.tiles.len())?;
     if rows * columns == 0 {
         return Ok(Grid::x(0));

@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, Keeping, TileShape};
+use oxtile_kernels::gemm::{
+    self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, Keeping, StoredArgument, TileShape,
+};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::WaitsArgument;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
@@ -111,8 +113,8 @@ where
             let waits = WaitsArgument { lines, first: first_line, patience };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
             let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
-            let kept = kept.as_mut().map(TensorMapMut::view_mut);
-            self.launch(stream, GemmGatheredArgs { a, b, d, old, shape, fusion, gathered, kept, marker: PhantomData })
+            let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut) };
+            self.launch(stream, GemmGatheredArgs { a, b, stored, old, shape, fusion, gathered, marker: PhantomData })
         }))
     }
 }

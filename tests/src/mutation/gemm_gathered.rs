@@ -121,7 +121,10 @@ where
         GemmGatheredArgs::<bf16, bf16, 64, bf16, 64, Tile128x256, G, MAJOR, MAJOR> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
-            d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
+            stored: StoredArgument {
+                d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
+                kept: kept_map.as_ref().map(|map| DeviceTensorMapMut::from_raw(map.view().access("map"), kept.view().access("matrix"))),
+            },
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
             shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
@@ -135,7 +138,6 @@ where
                 first,
                 margin: 0,
             },
-            kept: kept_map.as_ref().map(|map| DeviceTensorMapMut::from_raw(map.view().access("map"), kept.view().access("matrix"))),
             marker: PhantomData,
         }
     };
