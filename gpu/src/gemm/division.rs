@@ -12,6 +12,8 @@ pub trait Division<const RANK: usize>: Copy {
     type Order: WorkOrder<Place: Place<RANK>>;
     /// When the operands of a step are there.
     type Arrival: Arrival;
+    /// Whether the input of the activation is kept.
+    const KEEPS: bool = false;
 
     /// The work of the calling cluster in a product of this shape, for tiles of a cluster of so many rows and columns, and steps of `depth` elements.
     fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Self::Order;

@@ -12,7 +12,7 @@ use core::marker::PhantomData;
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::e4m3;
+use oxtile_tile::num::{Pod, e4m3};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
@@ -29,6 +29,8 @@ use super::{Fusion, PART, Shape, Shared, check_product};
 pub trait Gathering: Copy + 'static {
     /// What the producer waits by.
     type Arrival: Arrival;
+    /// Whether the input of the activation is kept.
+    const KEEPS: bool = false;
 
     /// Nothing was waited for yet, in a product of this shape and steps of `depth` elements.
     fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> Self::Arrival;
@@ -79,6 +81,33 @@ impl Gathering for BySum {
     }
 }
 
+/// Where a product is stored.
+#[derive(Clone, Copy, Parameter)]
+pub struct Stored<O: Pod, const WIDTH: usize> {
+    /// The result.
+    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    /// The input of the activation, by a gathering that [keeps](Keeping) it.
+    pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
+}
+
+/// As `G`, and the input of the activation is kept.
+#[derive(Clone, Copy)]
+pub struct Keeping<G>(PhantomData<G>);
+
+impl<G: Gathering> Gathering for Keeping<G> {
+    type Arrival = G::Arrival;
+    const KEEPS: bool = true;
+
+    #[inline(always)]
+    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {
+        G::arrival(gathered, shape, depth)
+    }
+
+    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
+        G::check(gathered, shape, steps)
+    }
+}
+
 /// The sources' shards cover `size` rows or elements.
 fn check_shards(gathered: &GatheredArgument<'_>, size: u32) -> Result<(), LaunchError> {
     LaunchError::check_at_least("gathered.sources", 1, gathered.sources.into())?;
@@ -96,6 +125,7 @@ struct InTurn<G> {
 impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
+    const KEEPS: bool = G::KEEPS;
 
     #[inline(always)]
     #[track_caller]
@@ -114,7 +144,8 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     }
 }
 
-/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile.
+/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored
+/// too, rounded, and the result is the activation of what is stored.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false, true])]
@@ -122,6 +153,9 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 #[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Keeping<ByRows>], M_MAJOR = [false], N_MAJOR = [false, true])]
 pub fn gemm_gathered<
     A: MatrixElement,
     B: MatrixElement,
@@ -135,14 +169,15 @@ pub fn gemm_gathered<
 >(
     a: TensorMap<A, PART, DEPTH, Swizzle128>,
     b: TensorMap<B, PART, DEPTH, Swizzle128>,
-    d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
+    stored: Stored<O, WIDTH>,
     old: GlobalMut<O>,
     shape: Shape,
     fusion: Fusion<O>,
     gathered: Gathered,
 ) {
+    let Stored { d, kept } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept, old, shape, fusion, division });
 }
 
 fn grid<
@@ -166,6 +201,9 @@ fn grid<
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;
         LaunchError::check_limit(name, tiles, 1 << 16)?;
     }
+    let is_kept = args.stored.kept.is_some();
+    LaunchError::check_limit("stored.kept", is_kept.into(), G::KEEPS.into())?;
+    LaunchError::check_at_least("stored.kept", G::KEEPS.into(), is_kept.into())?;
     LaunchError::check_length("gathered.tiles", rows * columns, gathered.tiles.len())?;
     if rows * columns == 0 {
         return Ok(Grid::x(0));

@@ -58,7 +58,7 @@ pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
 pub use fusion::{Fusion, FusionArgument};
-pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs};
+pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs, Keeping, Stored, StoredArgument};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
@@ -129,7 +129,7 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, old, shape, fusion, division: split });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept: None, old, shape, fusion, division: split });
 }
 
 fn grid<

@@ -8,6 +8,7 @@ use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 
 use super::arrival::Arrival;
 use super::division::Division;
+use super::fusion::{Fusion, gelu_of};
 use super::order::WorkOrder;
 use super::place::Place;
 use super::stage::Stage;
@@ -60,7 +61,7 @@ where
         O: StoredElement,
         W: Division<RANK>,
     {
-        let Tensors { d, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
+        let Tensors { d, kept, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
         let mut ring = shared.ring.consumer();
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
@@ -98,7 +99,20 @@ where
                     continue;
                 }
             }
-            fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
+            if W::KEEPS {
+                let linear = Fusion { gelu: false, ..*fusion };
+                linear.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
+                // The result is the activation of what is stored.
+                tile.map(|x| O::from_f32(x).to_f32());
+                if let Some(kept) = kept {
+                    epilogue::store(kept, work.place.d(origin), &tile, shared.staging.tile(number), number);
+                }
+                if fusion.gelu {
+                    tile.map(gelu_of);
+                }
+            } else {
+                fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
+            }
             epilogue::store(d, work.place.d(origin), &tile, shared.staging.tile(number), number);
         }
     }

@@ -12,6 +12,8 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub a: TensorMap<A, PART, DEPTH, Swizzle128, RANK>,
     pub b: TensorMap<B, PART, DEPTH, Swizzle128, RANK>,
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
+    /// Where the input of the activation is kept, by a division that keeps it.
+    pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>>,
     pub old: GlobalMut<O>,
     pub shape: Shape,
     pub fusion: Fusion<O>,

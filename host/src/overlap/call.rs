@@ -11,16 +11,20 @@ use super::memory::{Inner, PLACES};
 use super::schedule::{Chunk, Schedule};
 use super::table::GatherOperands;
 use crate::comm::Rank;
-use crate::runtime::{Buffer, Error, Kind, Result, Stream, order};
+use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream, order};
 use crate::symmetric::{Batch, PutOrder, SymmetricBuffer};
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
     of: &'a AllGatherGemm<T, O>,
     result: DeviceView<'a, O>,
+    /// The input of the activation, if it is kept.
+    input: Option<DeviceView<'a, O>>,
     /// This member's shard in each place, where shards are rows.
     shards: Option<[Buffer<T>; PLACES]>,
     products: [Product<'a>; PLACES],
+    /// The activation, where the product leaves its input and is not fused.
+    activation: Option<Bound<'a>>,
     /// Where the gathered operand is kept.
     kept: Option<&'a mut Buffer<T>>,
     /// The call that the shard was handed out for.
@@ -28,7 +32,12 @@ pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
 }
 
 impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
-    pub(super) fn new(of: &'a AllGatherGemm<T, O>, result: DeviceView<'a, O>, products: [Product<'a>; PLACES]) -> Result<Self> {
+    pub(super) fn new(
+        of: &'a AllGatherGemm<T, O>,
+        (result, input): (DeviceView<'a, O>, Option<DeviceView<'a, O>>),
+        products: [Product<'a>; PLACES],
+        activation: Option<Bound<'a>>,
+    ) -> Result<Self> {
         let (inner, schedule) = (&of.memory.0, &of.schedule);
         let own = schedule.shard(inner.member.rank().index());
         let shard = |place: usize| {
@@ -38,7 +47,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
         let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
-        Ok(Self { of, result, shards, products, kept: None, given: None })
+        Ok(Self { of, result, input, shards, products, activation, kept: None, given: None })
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -46,9 +55,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         self.result
     }
 
+    /// The input of the activation, if it is [kept](super::AllGatherConfig::keeps_input), for kernels that are launched after a [call](Self::run) and before the next one.
+    pub fn input(&self) -> Option<DeviceView<'_, O>> {
+        self.input
+    }
+
     /// From the next call on, each call copies the gathered operand to `kept`, as it is stored, after the product and before the others may put again: for the
-    /// gradient of the weight, which then needs no gather. A copy within the device, of [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes). A member may keep it
-    /// where others gather again, by [`Gathers::SumOfA`](super::Gathers::SumOfA) of the same shards; by [`Method::Sequential`](super::Method::Sequential)
+    /// gradient of the weight, which then needs no gather. A copy within the device, of [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes). Members may
+    /// differ in it. Without it all of them gather again, by [`Gathers::SumOfA`](super::Gathers::SumOfA) of the same shards; by [`Method::Sequential`](super::Method::Sequential)
     /// these have the same bits.
     ///
     /// # Errors
@@ -200,6 +214,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
                     products[source as usize].run(compute)?;
                 }
             }
+        }
+        if let Some(activation) = &mut self.activation {
+            activation.run(compute)?;
         }
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;

@@ -94,6 +94,17 @@ pub struct OverlapChoice {
 impl AllGatherConfig {
     /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone.
     ///
+    /// A rank is not taken for a number of ranks:
+    ///
+    /// ```compile_fail,E0308
+    /// # use oxtile::comm::{Rank, WorldSize};
+    /// # use oxtile::num::bf16;
+    /// # use oxtile::overlap::{AllGatherConfig, Global, Rates};
+    /// let config = AllGatherConfig::new(Global { m: 8192, n: 8192, k: 8192 });
+    /// let last = Rank::new(3, WorldSize::new(4).unwrap()).unwrap();
+    /// config.choose::<bf16, bf16>(last, &Rates::H200);
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] for sizes that the ranks do not divide, a margin of all multiprocessors, more than [`Cut::MOST`] slabs, or a method
     /// that cannot do the product, with the reason.
@@ -111,6 +122,7 @@ impl AllGatherConfig {
         let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
         self.overlap.check(rates.multiprocessors).map_err(invalid)?;
         let product = self.product(ranks)?;
+        self.check_kept::<O>(&product).map_err(invalid)?;
         let has_model = wgmma.is_ok();
         let fused = match wgmma.and_then(|()| self.find_fused::<T, O>(&product)) {
             Ok(tiles) if ranks == WorldSize::ONE => Err(format!("one rank gathers nothing, and {} would wait for nothing", tiles[0].1)),
@@ -204,7 +216,7 @@ impl AllGatherConfig {
         product.takes_wgmma::<T, O>()?;
         let by_sum = self.gathers != Gathers::Rows;
         let of = |tile| {
-            let decision = GatheredKernel { by_sum, tile, m_major, n_major };
+            let decision = GatheredKernel { by_sum, keeps: self.keeps_input, tile, m_major, n_major };
             Entry::find(T::GATHERED, &decision).ok().map(|entry| (tile, entry.name))
         };
         let found: Vec<_> = GemmTile::ALL.into_iter().filter_map(of).collect();
@@ -214,7 +226,15 @@ impl AllGatherConfig {
         }
         if found.is_empty() {
             let how = if by_sum { "gathered along the sum" } else { "gathered by rows" };
-            return Err(format!("no kernel that waits takes these elements in this layout, {how}"));
+            let kept = if self.keeps_input { ", its input of GELU kept" } else { "" };
+            let is_such = |entry: &&Entry<GatheredKernel, _>| (entry.decision.by_sum, entry.decision.keeps) == (by_sum, self.keeps_input);
+            let mut layouts: Vec<_> = T::GATHERED.iter().copied().flatten().filter(is_such).map(|entry| entry.decision.layout()).collect();
+            layouts.sort_unstable();
+            layouts.dedup();
+            return Err(match layouts.as_slice() {
+                [] => format!("no kernel that waits takes these elements {how}{kept}"),
+                _ => format!("no kernel that waits takes this layout {how}{kept}: store them as {}", layouts.join(" or ")),
+            });
         }
         Ok(found)
     }
@@ -338,7 +358,7 @@ mod tests {
         let transposed = transposed.choose::<bf16, bf16>(two, &Rates::H200).unwrap();
         assert_eq!(refused(transposed, Method::Chunked), "rows of a transposed A are no matrix without gaps: store it as [m, k]");
         let f32s = config([512; 3]).choose::<bf16, f32>(two, &Rates::H200).unwrap();
-        assert_eq!(refused(f32s, Method::Fused), "no kernel that waits takes these elements in this layout, gathered by rows");
+        assert_eq!(refused(f32s, Method::Fused), "no kernel that waits takes these elements gathered by rows");
         let portable = config([512; 3]).choose_where::<f16, f16>(two, &Rates::H200, Err("the kernels on wgmma need sm_90".into())).unwrap();
         assert_eq!((portable.method, refused(portable, Method::Fused)), (Method::Sequential, "the kernels on wgmma need sm_90".to_owned()));
         let n_major = AllGatherConfig { transpose_b: false, ..config([512; 3]) };

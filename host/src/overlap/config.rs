@@ -1,5 +1,9 @@
 //! What is computed, and how.
 
+use std::any::TypeId;
+
+use oxtile_tile::num::bf16;
+
 use super::sizes::{Global, Local, Split};
 use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig};
@@ -99,6 +103,9 @@ pub struct AllGatherConfig {
     pub beta: f32,
     /// What comes last.
     pub activation: Activation,
+    /// Whether the input of the activation is kept, as it is stored, for its gradient: [`bind_keeping`](super::AllGatherGemm::bind_keeping) then takes where. The result is the activation of
+    /// what is stored. For bf16 results, with [`Activation::Gelu`], without `beta`, and with a multiple of 8 columns a rank. The times of the model leave it out.
+    pub keeps_input: bool,
     /// How it overlaps.
     pub overlap: OverlapConfig,
 }
@@ -107,7 +114,8 @@ impl AllGatherConfig {
     /// The product of row-major operands, rows of `A` gathered, and nothing after it.
     pub fn new(sizes: Global) -> Self {
         let GemmConfig { transpose_a, transpose_b, alpha, beta, activation, .. } = GemmConfig::default();
-        Self { sizes, gathers: Gathers::default(), transpose_a, transpose_b, alpha, beta, activation, overlap: OverlapConfig::default() }
+        let (gathers, overlap) = (Gathers::default(), OverlapConfig::default());
+        Self { sizes, gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input: false, overlap }
     }
 
     /// What one rank multiplies, once its operand is gathered.
@@ -120,6 +128,24 @@ impl AllGatherConfig {
             Gathers::SumOfB => Split::Rows,
         };
         self.sizes.local(ranks, split)
+    }
+
+    /// Why the input of the activation cannot be kept, in a product of one rank, if it is to be.
+    pub(super) fn check_kept<O: 'static>(&self, product: &GemmConfig) -> Result<(), String> {
+        let GemmConfig { n, beta, activation, .. } = *product;
+        if !self.keeps_input {
+            Ok(())
+        } else if activation == Activation::Identity {
+            Err("nothing comes after the product whose input could be kept: take Activation::Gelu, or leave keeps_input".to_owned())
+        } else if TypeId::of::<O>() != TypeId::of::<bf16>() {
+            Err("the input of GELU is kept of bf16 results: take Activation::Identity, and GELU after the product".to_owned())
+        } else if beta != 0.0 {
+            Err(format!("beta is {beta}: it is 0 where the input of GELU is kept"))
+        } else if !n.is_multiple_of(8) {
+            Err(format!("n is {n} on each rank, no multiple of 8, as GELU alone asks for where its input is kept: pad it"))
+        } else {
+            Ok(())
+        }
     }
 
     /// The product of one rank on the gathered operand.
@@ -143,8 +169,9 @@ mod tests {
         let OverlapConfig { method, cut, order, margin } = OverlapConfig::default();
         assert_eq!((method, cut, order, margin), (None, None, None, 0));
         let sizes = Global { m: 1, n: 2, k: 3 };
-        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, overlap, .. } = AllGatherConfig::new(sizes);
-        assert_eq!((gathers, transpose_a, transpose_b), (Gathers::Rows, false, false));
+        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input, overlap, .. } =
+            AllGatherConfig::new(sizes);
+        assert_eq!((gathers, transpose_a, transpose_b, keeps_input), (Gathers::Rows, false, false, false));
         assert_eq!((alpha, beta, activation, overlap), (1.0, 0.0, Activation::Identity, OverlapConfig::default()));
     }
 }

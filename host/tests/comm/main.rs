@@ -9,6 +9,8 @@
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
+//! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
+//! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_fp8` | the same of 8 bits |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
@@ -53,7 +55,12 @@ mod late_flags;
 mod mismatches;
 mod one_sided;
 mod overlap;
+mod overlap_bugs;
 mod overlap_calls;
+mod overlap_kept;
+mod overlap_model;
+mod overlap_requirements;
+mod overlap_usage;
 mod places;
 mod rows;
 mod sanitizer;

@@ -105,19 +105,30 @@ impl Case {
         (0..ROUNDS).map(of_round).collect()
     }
 
-    /// Operands of which the sum begins with the rank's own part, in whole steps of 64: both lie along `k`.
+    /// Operands of which the sum begins with the rank's own part, in whole steps of 64.
     fn rotated(&self, config: GemmConfig, rank: u32, a: Vec<Half>, b: Vec<Half>) -> (GemmConfig, Vec<Half>, Vec<Half>) {
         if self.config.gathers == Gathers::Rows {
             return (config, a, b);
         }
         let k = config.k.next_multiple_of(64);
         let first = (u64::from(rank) * config.k.div_ceil(self.ranks.into())).next_multiple_of(64);
-        let turn = |mut matrix: Vec<Half>, width: u64| {
+        let first = if first < k { first as usize } else { 0 };
+        // Rows along the sum, or along the other dimension.
+        let turn = |mut matrix: Vec<Half>, width: u64, is_along: bool| {
+            let along = |row: &[Half]| {
+                let mut row = row.to_vec();
+                row.resize(k as usize, Half::ZERO);
+                row.rotate_left(first);
+                row
+            };
+            if is_along {
+                return matrix.chunks(config.k as usize).flat_map(along).collect();
+            }
             matrix.resize((k * width) as usize, Half::ZERO);
-            matrix.rotate_left(if first < k { (first * width) as usize } else { 0 });
+            matrix.rotate_left(first * width as usize);
             matrix
         };
-        (GemmConfig { k, ..config }, turn(a, config.m), turn(b, config.n))
+        (GemmConfig { k, ..config }, turn(a, config.m, !config.transpose_a), turn(b, config.n, config.transpose_b))
     }
 
     /// Runs it, and compares every rank's result of every round.
@@ -259,6 +270,10 @@ fn every_layout_and_every_gather() {
         (3, new([72, 48, 64], [true, true], Gathers::Rows, Method::Sequential, None)),
         (3, new([40, 48, 200], [true, false], Gathers::SumOfA, Method::Fused, None)),
         (4, new([64, 16, 520], [true, false], Gathers::SumOfB, Method::Fused, None)),
+        // Shards are columns of A as it is stored, and of B.
+        (3, new([40, 48, 200], [false, true], Gathers::SumOfA, Method::Fused, None)),
+        (2, new([40, 32, 200], [false, false], Gathers::SumOfA, Method::Fused, Some(cut(2, 1)))),
+        (2, new([32, 40, 136], [false, true], Gathers::SumOfB, Method::Fused, None)),
         (2, new([16, 16, 40], [false, false], Gathers::SumOfA, Method::Sequential, None)),
         (2, new([16, 16, 40], [false, true], Gathers::SumOfB, Method::Sequential, None)),
     ];

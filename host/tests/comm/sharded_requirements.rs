@@ -116,11 +116,10 @@ fn text(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-#[test]
-fn every_requirement_is_shown_by_tests_that_are_there() {
-    let numbered = (1..=19).map(|number| format!("R-ETP-{number}")).chain((1..=9).map(|number| format!("I{number}")));
-    for ((name, what, shown), expected) in SHOWN.iter().zip(numbered) {
-        assert_eq!(*name, expected);
+/// Whether each row has its name, and tests that are there.
+pub fn check(rows: &[(&str, &str, &[&str])], names: impl Iterator<Item = String>) {
+    assert!(rows.iter().map(|(name, ..)| (*name).to_owned()).eq(names), "a name is missing, or another");
+    for (name, what, shown) in rows {
         assert!(!shown.is_empty(), "{name} ({what}) is shown nowhere");
         for test in *shown {
             let (file, function) = test.split_once("::").expect("a file and a function");
@@ -137,14 +136,30 @@ fn every_requirement_is_shown_by_tests_that_are_there() {
     }
 }
 
+/// The lines of code of the files in folders of the library, each with its file.
+pub fn code(folders: &[&str]) -> Vec<(String, String)> {
+    let folders = folders.iter().map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
+    let lines = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).flat_map(|path| {
+        let (text, file) = (std::fs::read_to_string(&path).unwrap(), path.display().to_string());
+        text.lines().map(|line| (file.clone(), line.trim_start().to_owned())).collect::<Vec<_>>()
+    });
+    lines.filter(|(_, line)| !line.starts_with("//")).collect()
+}
+
+/// No line of these folders' code prints.
+pub fn check_prints(folders: &[&str]) {
+    for (file, line) in code(folders) {
+        assert!(!["println!", "eprintln!", "print!(", "dbg!("].iter().any(|call| line.contains(call)), "{file}: {line}");
+    }
+}
+
+#[test]
+fn every_requirement_is_shown_by_tests_that_are_there() {
+    check(&SHOWN, (1..=19).map(|number| format!("R-ETP-{number}")).chain((1..=9).map(|number| format!("I{number}"))));
+}
+
 #[test]
 fn the_library_prints_nothing() {
-    let folders = ["src/sharded", "src/sharded/gradient"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
-    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|entry| entry.unwrap().path());
-    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
-        let text = std::fs::read_to_string(&path).unwrap();
-        for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-            assert!(!["println!", "eprintln!", "print!(", "dbg!("].iter().any(|call| line.contains(call)), "{}: {line}", path.display());
-        }
-    }
+    check_prints(&["src/sharded", "src/sharded/gradient"]);
 }

@@ -36,6 +36,8 @@ pub struct Job {
     /// Whether `B` arrives, and not `A`.
     pub of_b: bool,
     pub fused: bool,
+    /// Whether the product that it is compared with has no activation all the same.
+    pub is_linear: bool,
 }
 
 /// In which order tiles are computed.
@@ -64,6 +66,10 @@ impl Arriving for ByRows {
 
 impl Arriving for BySum {
     const BY_SUM: bool = true;
+}
+
+impl<G: Arriving> Arriving for Keeping<G> {
+    const BY_SUM: bool = G::BY_SUM;
 }
 
 /// A chunk: the place of its flag in the list, and where it lies.
@@ -160,6 +166,8 @@ pub struct Product<T, O> {
     other: Buffer<T>,
     bias: Buffer<O>,
     pub d: Buffer<O>,
+    /// Where the input of the activation is kept.
+    pub kept: Buffer<O>,
     tiles: Buffer<u32>,
     listed: Buffer<u32>,
 }
@@ -273,6 +281,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
             other: Buffer::from_slice(compute, other)?,
             bias: of(&values.bias)?,
             d: of(&values.old)?,
+            kept: Buffer::uninitialised(compute, values.old.len() as u64)?,
             tiles: Buffer::from_slice(compute, &tiles::<S>(job))?,
             listed: Buffer::from_slice(compute, &listed)?,
         };
@@ -301,6 +310,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let d = self.d.view_mut();
         let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::new(compute, d, [m64, n64])?;
+        let mut kept = if G::KEEPS { Some(TensorMapMut::new(compute, self.kept.view_mut(), [m64, n64])?) } else { None };
         // SAFETY: the map `d` holds the only view of this memory. The kernel reads an element as it was before it stores that element, in the same warpgroup.
         let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
         let [alpha, beta] = if fused { [0.5, -2.0] } else { [1.0, 0.0] };
@@ -308,7 +318,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let args = GemmGatheredArgs {
             a: a.view(),
             b: b.view(),
-            d: d.view_mut(),
+            stored: StoredArgument { d: d.view_mut(), kept: kept.as_mut().map(TensorMapMut::view_mut) },
             old,
             shape: Shape { m, n, k },
             fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused },

@@ -20,8 +20,18 @@ use crate::case::{Case, Outcome, Size, equal, text};
 use Turns::{InOrder, Reversed, Shuffled};
 
 /// Rows of four sources, the last of which has fewer, in two slabs of unequal length; a tile has rows of all of them.
-pub(super) const ROWS: Job =
-    Job { shape: [200, 264, 208], sources: 4, extent: 56, slab: 3, first: 0, own: NO_SOURCE, turns: InOrder, of_b: false, fused: false };
+pub(super) const ROWS: Job = Job {
+    shape: [200, 264, 208],
+    sources: 4,
+    extent: 56,
+    slab: 3,
+    first: 0,
+    own: NO_SOURCE,
+    turns: InOrder,
+    of_b: false,
+    fused: false,
+    is_linear: false,
+};
 /// Elements of four sources, of which several share a step; the last step has fewer, and comes in the middle of the sum.
 pub(super) const SUM: Job = Job { shape: [72, 264, 152], sources: 4, extent: 40, slab: 0, first: 2, ..ROWS };
 
@@ -61,6 +71,7 @@ pub fn cases() -> Vec<Case> {
     let by_sum = || jobs_by_sum().into_iter().map(|(what, job)| (what, job, Size::Small));
     // Elements of the same width: one job of each layout is enough for the emulator.
     let twins = || jobs_by_rows().into_iter().map(|(what, job)| (what, job, if what == "reversed" { Size::Small } else { Size::Twin }));
+    let sum_twins = || jobs_by_sum().into_iter().map(|(what, job)| (what, job, if what == "straddled" { Size::Small } else { Size::Twin }));
     // As many steps of twice the elements.
     let doubled = || by_rows().map(|(what, job, size)| (what, Job { shape: [job.shape[0], job.shape[1], 2 * job.shape[2]], ..job }, size));
     instance!(cases, "bf16", bf16 64 bf16 64, Tile128x256 ByRows, false false, by_rows());
@@ -76,6 +87,16 @@ pub fn cases() -> Vec<Case> {
     instance!(cases, "e4m3", e4m3 128 bf16 64, Tile128x256 ByRows, false false, doubled());
     instance!(cases, "bf16_f32 by sum", bf16 64 f32 32, Tile128x256 BySum, true true, by_sum());
     instance!(cases, "bf16 by sum", bf16 64 bf16 64, Tile128x256 BySum, true true, by_sum());
+    instance!(cases, "bf16 by sum", bf16 64 bf16 64, Tile128x256 BySum, false false, sum_twins());
+    instance!(cases, "bf16 by sum", bf16 64 bf16 64, Tile128x256 BySum, false true, sum_twins());
+    instance!(cases, "f16 by sum", f16 64 f16 64, Tile128x256 BySum, true true, sum_twins());
+    for (what, job) in jobs_by_rows() {
+        let name = |layout: &str| format!("gemm_gathered::kept::{layout}::{what}");
+        cases.push(Case::new(name("nt"), Size::Small, move |runtime| keeps::<false>(runtime, &job)));
+        cases.push(Case::new(name("nn"), if what == "fused" { Size::Small } else { Size::Twin }, move |runtime| {
+            keeps::<true>(runtime, &job)
+        }));
+    }
     cases.push(Case::new("gemm_gathered::divisions", Size::Large, divisions));
     cases.push(Case::new("gemm_gathered::many flags", Size::Small, |runtime| {
         // 80 flags: more than a thread remembers.
@@ -127,7 +148,7 @@ where
     let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let kernel = text(runtime.load::<GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>>())?;
     text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
-    let gathered = || -> Result<Vec<O>> {
+    let gathered = || -> Result<(Vec<O>, Option<Vec<O>>)> {
         let mut product = Product::new::<DEPTH, S, G>(&rank, job, &values, [M_MAJOR, N_MAJOR])?;
         product.incoming.discard(&rank, job)?;
         product.multiply::<DEPTH, WIDTH, S, G, M_MAJOR, N_MAJOR, _>(&rank, job, None, |incoming, args| {
@@ -137,14 +158,44 @@ where
             incoming.clear(&rank, job)
         })??;
         let found = product.d.to_vec(&rank.compute)?;
+        let kept = if G::KEEPS { Some(product.kept.to_vec(&rank.compute)?) } else { None };
         rank.out.iter().chain([&rank.gate]).try_for_each(Stream::synchronize)?;
-        Ok(found)
+        Ok((found, kept))
     };
-    let found = text(gathered())?;
-    let expected = text(plain::<T, O, G>(runtime, &rank.compute, job, &values, tile, [M_MAJOR, N_MAJOR], DEPTH))?;
-    text(rank.close())?;
+    let (found, kept) = text(gathered())?;
+    let expected = |job: &Job| text(plain::<T, O, G>(runtime, &rank.compute, job, &values, tile, [M_MAJOR, N_MAJOR], DEPTH));
     let bits = |values: Vec<O>| values.into_iter().map(|value| value.value().to_bits()).collect::<Vec<u64>>();
-    equal("d", &bits(found), &bits(expected)).map_err(|why| format!("{job:?}: {why}"))
+    let compared = |what, found, expected| equal(what, &bits(found), &bits(expected)).map_err(|why| format!("{job:?}: {why}"));
+    if let Some(kept) = kept {
+        // The product without its activation, and the activation of what is kept.
+        let input = Job { is_linear: true, ..*job };
+        let result = if job.fused { text(activated(runtime, &rank.compute, job, &kept))? } else { expected(&input)? };
+        compared("kept", kept, expected(&input)?)?;
+        compared("d", found, result)?;
+    } else {
+        compared("d", found, expected(job)?)?;
+    }
+    text(rank.close())
+}
+
+/// The same of a kernel that keeps the input of its activation, of rows of `A` along K.
+fn keeps<const N_MAJOR: bool>(runtime: &Runtime, job: &Job) -> Outcome
+where
+    GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x256, Keeping<ByRows>, false, N_MAJOR>: Kernel,
+{
+    check::<bf16, 64, bf16, 64, Tile128x256, Keeping<ByRows>, false, N_MAJOR>(runtime, GemmTile::Tile128x256, job)
+}
+
+/// GELU of a result, as the kernels have it: of its product with the identity, whose sums are exact.
+fn activated<O: Output>(runtime: &Runtime, stream: &Stream, job: &Job, kept: &[O]) -> Result<Vec<O>> {
+    let [m, n, _] = job.shape.map(u64::from);
+    let kept: Vec<bf16> = kept.iter().map(|value| Output::encode(value.value() as f32)).collect();
+    let identity: Vec<bf16> = (0..n * n).map(|at| Output::encode(if at / n == at % n { 1.0 } else { 0.0 })).collect();
+    let (a, b) = (Buffer::from_slice(stream, &kept)?, Buffer::from_slice(stream, &identity)?);
+    let mut d = Buffer::<bf16>::uninitialised(stream, m * n)?;
+    let config = GemmConfig { m, n, k: n, activation: Activation::Gelu, ..GemmConfig::default() };
+    Gemm::<bf16, bf16>::new(runtime, config)?.run(stream, a.view(), b.view(), None, d.view_mut())?;
+    Ok(d.to_vec(stream)?.into_iter().map(|value| O::encode(value.value() as f32)).collect())
 }
 
 /// The plain kernel on the operands, with whole tiles. Of a sum that does not begin with step 0 they are rotated, the last step with zeros.
@@ -159,18 +210,22 @@ fn plain<T: Operand + GemmOperands<O, A = T, B = T>, O: Output, G: Arriving>(
 ) -> Result<Vec<O>> {
     let [m, n, k] = job.shape.map(|size| size as usize);
     let padded = if G::BY_SUM { k.next_multiple_of(depth) } else { k };
-    // Both lie along m and n then.
-    let rotated = |values: &[T], width: usize| -> Vec<T> {
-        let mut values = values.to_vec();
-        values.resize(padded * width, T::encode(0.0));
-        values.rotate_left(job.first as usize * depth * width);
-        values
+    let first = job.first as usize * depth;
+    // Rows along the sum, or along the other dimension.
+    let rotated = |values: &[T], width: usize, is_along: bool| -> Vec<T> {
+        let turn = |part: &[T], width: usize| -> Vec<T> {
+            let mut part = part.to_vec();
+            part.resize(padded * width, T::encode(0.0));
+            part.rotate_left(first * width);
+            part
+        };
+        if is_along { values.chunks(k).flat_map(|row| turn(row, 1)).collect() } else { turn(values, width) }
     };
-    let [a, b] = if G::BY_SUM { [rotated(a, m), rotated(b, n)] } else { [a.clone(), b.clone()] };
+    let [a, b] = if G::BY_SUM { [rotated(a, m, !m_major), rotated(b, n, !n_major)] } else { [a.clone(), b.clone()] };
     let (a, b, bias) = (Buffer::from_slice(stream, &a)?, Buffer::from_slice(stream, &b)?, Buffer::from_slice(stream, bias)?);
     let mut d = Buffer::from_slice(stream, old)?;
     let [alpha, beta] = if job.fused { [0.5, -2.0] } else { [1.0, 0.0] };
-    let activation = if job.fused { Activation::Gelu } else { Activation::Identity };
+    let activation = if job.fused && !job.is_linear { Activation::Gelu } else { Activation::Identity };
     let [m, n, k] = [m, n, padded].map(|size| size as u64);
     let config = GemmConfig { m, n, k, transpose_a: m_major, transpose_b: !n_major, alpha, beta, activation };
     let kernel = GemmKernel::Wgmma { tile, m_major, n_major };

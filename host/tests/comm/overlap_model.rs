@@ -1,0 +1,81 @@
+//! What the model of gathered products chooses, against what two GPUs took for each method.
+
+use std::path::Path;
+
+use oxtile::comm::WorldSize;
+use oxtile::num::bf16;
+use oxtile::overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates};
+use serde_json::Value;
+
+/// A shape that was measured: the choice for it, and the median milliseconds of each method.
+struct Measured {
+    shape: String,
+    choice: OverlapChoice,
+    times: [f64; 3],
+}
+
+const METHODS: [(Method, &str); 3] = [(Method::Fused, "fused"), (Method::Chunked, "chunked"), (Method::Sequential, "sequential")];
+
+impl Measured {
+    fn of(record: &Value) -> Self {
+        let shape = record["shape"].as_str().unwrap();
+        let (sizes, ranks) = shape.split_once(", ").unwrap();
+        let sizes: Vec<u64> = sizes.split('x').map(|size| size.parse().unwrap()).collect();
+        let ranks = ranks.split_once(' ').unwrap().0.parse().unwrap();
+        let [m, n, k] = sizes[..] else { panic!("{shape}: three sizes") };
+        assert_eq!(record["kernel"], "ag-gemm bf16 nt, device", "{shape}");
+        let config = AllGatherConfig { transpose_b: true, ..AllGatherConfig::new(Global { m, n, k }) };
+        let choice = config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap();
+        let side = |label: &str| record["sides"].as_array().unwrap().iter().find(|side| side["label"] == label).unwrap();
+        let times = METHODS.map(|(_, label)| {
+            let mut times: Vec<f64> = side(label)["milliseconds"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
+            assert!(times.len() >= 20, "{shape}: {} rounds", times.len());
+            times.sort_by(f64::total_cmp);
+            (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0
+        });
+        Self { shape: shape.to_owned(), choice, times }
+    }
+
+    fn time(&self, method: Method) -> f64 {
+        self.times[METHODS.iter().position(|(known, _)| *known == method).unwrap()]
+    }
+}
+
+/// The measured shapes of a file of results.
+fn measured(file: &str) -> Vec<Measured> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let results: Value = serde_json::from_str(&text).unwrap();
+    results["records"].as_array().unwrap().iter().filter(|record| record["kernel"] == "ag-gemm bf16 nt, device").map(Measured::of).collect()
+}
+
+/// In the same rounds: of 60 shapes of two H200s, and of the three shapes of the goals on two H200s and on two H100s.
+#[test]
+fn what_is_chosen_is_never_slower_than_sequential() {
+    let files = [("overlap_shapes_2.json", 60), ("overlap_2.json", 3), ("tuning/overlap_two_h100_a41a39d.json", 3)];
+    for (file, count) in files {
+        let shapes = measured(file);
+        assert_eq!(shapes.len(), count, "{file}");
+        for shape in &shapes {
+            let (chosen, sequential) = (shape.time(shape.choice.method), shape.time(Method::Sequential));
+            let best = shape.times.into_iter().fold(f64::INFINITY, f64::min);
+            let what = format!("{file}, {}: {}; measured {:?}", shape.shape, shape.choice, shape.times);
+            assert!(chosen <= 1.02 * sequential, "{:.3} of sequential: {what}", chosen / sequential);
+            assert!(chosen <= 1.05 * best, "{:.3} of the best: {what}", chosen / best);
+        }
+    }
+}
+
+/// The ratio of two methods' times, from which the choice follows, is at most 1.2 times what is predicted, and at least 0.7 times.
+#[test]
+fn ratios_of_methods_are_as_predicted() {
+    for shape in measured("overlap_shapes_2.json") {
+        let predicted = shape.choice.predicted.expect("a kernel on wgmma takes it");
+        for (method, time) in [(Method::Fused, predicted.fused), (Method::Chunked, predicted.chunked)] {
+            let found = shape.time(method) / shape.time(Method::Sequential);
+            let expected = time.expect("it is not refused") / predicted.sequential;
+            let ratio = found / expected;
+            assert!((0.7..1.2).contains(&ratio), "{}, {method:?}: {ratio:.3} times what is predicted", shape.shape);
+        }
+    }
+}
