@@ -52,21 +52,27 @@ def ends_of(cu_seqlens):
 
 def check_ends(name, ends, rows):
     """Fails unless ends, on the host, begin at 0, do not fall and end at the number of rows."""
-    ends = [int(end) for end in ends]
+    ends = ends.tolist()
     wrong = ends and (ends[0] != 0 or any(b < a for a, b in zip(ends, ends[1:])) or ends[-1] != rows)
     if wrong:
         shown = ", ".join(map(str, ends[:6])) + (", ..." if len(ends) > 6 else "")
         raise ValueError(f"{name} is [{shown}]: it begins at 0, does not fall and ends at the number of rows, {rows}")
 
 
-def checked(library, q, k, v, cu_seqlens):
-    """The ends of sequences; fails for tensors with too few dimensions, and for ends on the host that are none."""
+def checked(q, k, v, cu_seqlens):
+    """The ends of sequences; fails for tensors with too few dimensions, and for ends of another library. No number is read: a compiler has none yet."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim < 3:
             raise ValueError(f"{name} has shape {list(tensor.shape)}: q, k and v are [batches, rows, heads, size], or [rows, heads, size] with cu_seqlens")
     ends = ends_of(cu_seqlens)
     if ends is not None:
         common_library(q=q, cu_seqlens=ends[0], cu_seqlens_k=ends[1])
+    return ends
+
+
+def prepare(library, q, k, ends):
+    """Fails for ends on the host that are none, and warns of work that takes the emulator long."""
+    if ends is not None:
         for name, array, rows in (("cu_seqlens", ends[0], q.shape[0]), ("cu_seqlens_k", ends[1], k.shape[0])):
             if q.ndim == 3 and array.ndim == 1 and library.is_on_cpu(array) and library.element(array) in ("int32", "uint32"):
                 check_ends(name, array, rows)
@@ -74,7 +80,6 @@ def checked(library, q, k, v, cu_seqlens):
         rows = q.shape[0] * q.shape[1] if ends is None else q.shape[0]
         keys = k.shape[1] if ends is None else k.shape[0]
         warn_of_the_emulator(2 * rows * keys * q.shape[-2] * q.shape[-1], "attention")
-    return ends
 
 
 def result_shapes(q, v, packed):
@@ -85,6 +90,7 @@ def result_shapes(q, v, packed):
 
 def forward(library, q, k, v, ends, options):
     """The result and its log-sum-exp."""
+    prepare(library, q, k, ends)
     q, k, v = (library.contiguous(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v)))
     of_out, of_lse = result_shapes(q, v, ends is not None)
     out = library.empty(of_out, library.element(q), q)
@@ -101,6 +107,7 @@ def forward(library, q, k, v, ends, options):
 
 def backward(library, q, k, v, out, lse, grad_out, ends, options):
     """The gradients of q, k and v."""
+    prepare(library, q, k, ends)
     names = ("q", "k", "v", "out", "lse", "grad_out")
     q, k, v, out, lse, grad_out = (library.contiguous(name, tensor) for name, tensor in zip(names, (q, k, v, out, lse, grad_out)))
     gradients = [library.empty(tensor.shape, library.element(q), q) for tensor in (q, k, v)]
@@ -148,7 +155,7 @@ def attention(q, k, v, *, causal=False, window=None, scale=None, cu_seqlens=None
     """
     library = common_library(q=q, k=k, v=v)
     options = options_of(causal, window, scale, deterministic)
-    ends = checked(library, q, k, v, cu_seqlens)
+    ends = checked(q, k, v, cu_seqlens)
     if library is Torch:
         from . import _torch
 
@@ -174,5 +181,9 @@ def attention_backward(q, k, v, out, lse, grad_out, *, causal=False, window=None
     """
     library = common_library(q=q, k=k, v=v, out=out, lse=lse, grad_out=grad_out)
     options = options_of(causal, window, scale, deterministic)
-    ends = checked(library, q, k, v, cu_seqlens)
+    ends = checked(q, k, v, cu_seqlens)
+    if library is Torch:
+        from . import _torch
+
+        return _torch.attention_backward(q, k, v, out, lse, grad_out, ends, options)
     return backward(library, q, k, v, out, lse, grad_out, ends, options)

@@ -170,10 +170,20 @@ _LARGE = 1e8
 _warned = False
 
 
+def _outside():
+    """The `stacklevel` of the first frame outside of this package: other libraries may lie between its own frames."""
+    frame, level, found = sys._getframe(1), 1, 1
+    while frame is not None:
+        if frame.f_globals.get("__package__") == __package__:
+            found = level + 1
+        frame, level = frame.f_back, level + 1
+    return found
+
+
 def warn_of_the_emulator(multiply_adds, what):
     """Warns, once a process, of work that takes the emulator more than about a second."""
     global _warned
     if multiply_adds > _LARGE and not _warned:
         _warned = True
         words = f"{what} of tensors on the CPU runs on an emulator of the GPU, here some {multiply_adds:.1e} multiplications: it may take minutes"
-        warnings.warn(words + "; move the tensors to a GPU, or try smaller ones", RuntimeWarning, stacklevel=4)
+        warnings.warn(words + "; move the tensors to a GPU, or try smaller ones", RuntimeWarning, stacklevel=_outside())

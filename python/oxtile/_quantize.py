@@ -33,7 +33,7 @@ class Quantized:
     element: str
 
 
-def _matrix(shape):
+def matrix(shape):
     """The rows and columns of an array: all dimensions but the last are rows."""
     rows = 1
     for size in shape[:-1]:
@@ -41,10 +41,27 @@ def _matrix(shape):
     return rows, shape[-1]
 
 
+# Neighbours that share a scale (none: all do), elements in a byte of codes, and whether codes and scales by columns are those of the transpose.
+_SHAPES = {"mxfp8": (32, 1, False), "nvfp4": (16, 2, True), "fp8": (None, 1, True)}
+
+
+def result_shapes(format, direction, rows, columns):
+    """The shapes of codes and scales of a matrix that the format can hold, of sizes that may be unknown yet: as `_oxtile.quantized_shapes`."""
+    block, elements, turns = _SHAPES[format]
+    by_columns = direction == "columns"
+    lines, length = (columns, rows) if turns and by_columns else (rows, columns)
+    outer, inner = (columns, rows) if by_columns else (rows, columns)
+    scales = (1, 1) if block is None else (outer, (inner + block - 1) // block)
+    return (lines, (length + elements - 1) // elements), scales if turns or not by_columns else scales[::-1]
+
+
 def cast(library, x, format, direction):
-    """Codes, scales and the amax of a matrix."""
-    of_codes, of_scales, has_amax = _oxtile.quantized_shapes(format, direction, list(x.shape))
-    x = library.contiguous("x", x)
+    """Codes, scales and the amax of an array. Name, direction and shape are checked before anything is moved."""
+    shape = matrix(x.shape)
+    of_codes, of_scales, has_amax = _oxtile.quantized_shapes(format, direction, list(shape))
+    if library.is_on_cpu(x):
+        warn_of_the_emulator(10 * shape[0] * shape[1], "quantization")
+    x = library.contiguous("x", x.reshape(shape))
     codes = library.empty(tuple(of_codes), "uint8", x)
     scales = library.empty(tuple(of_scales), "float32" if format == "fp8" else "uint8", x)
     amax = [library.empty((1,), "float32", x)] if has_amax else []
@@ -90,17 +107,12 @@ def quantize(x, format, direction="rows"):
         raise TypeError(f"x is {element}: quantization takes bfloat16, float16 and float32")
     if x.ndim == 0:
         raise ValueError("x has no dimension: pass at least one row")
-    shape = _matrix(x.shape)
-    # Names and shapes are checked before anything is moved.
-    _oxtile.quantized_shapes(format, direction, list(shape))
-    if library.is_on_cpu(x):
-        warn_of_the_emulator(10 * shape[0] * shape[1], "quantization")
     if library is Torch:
         from . import _torch
 
-        codes, scales, amax = _torch.quantize(x.detach().reshape(shape), format, direction)
+        codes, scales, amax = _torch.quantize(x.detach(), format, direction)
     else:
-        codes, scales, amax = (None if array is None else library.given(array, "") for array in cast(library, x.reshape(shape), format, direction))
+        codes, scales, amax = (None if array is None else library.given(array, "") for array in cast(library, x, format, direction))
     return Quantized(codes, scales, amax, tuple(x.shape), format, direction, element)
 
 
@@ -127,7 +139,7 @@ def dequantize(quantized, dtype=None):
     element = quantized.element if dtype is None else str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
     if element not in _ELEMENTS:
         raise TypeError(f"dtype is {element}: bfloat16, float16 or float32")
-    shape, format, direction = _matrix(quantized.shape), quantized.format, quantized.direction
+    shape, format, direction = matrix(quantized.shape), quantized.format, quantized.direction
     if library is Torch:
         from . import _torch
 

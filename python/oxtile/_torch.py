@@ -92,6 +92,13 @@ def attention(q, k, v, ends, options):
     return torch.ops.oxtile.attention(q, k, v, *ends, options.causal, *options.window, options.scale, options.deterministic)
 
 
+def attention_backward(q, k, v, out, lse, grad_out, ends, options):
+    """The gradients of q, k and v, which have none themselves."""
+    tensors = [tensor.detach() for tensor in (q, k, v, out, lse, grad_out)]
+    ends = ends or (None, None)
+    return torch.ops.oxtile.attention_backward(*tensors, *ends, options.causal, *options.window, options.scale, options.deterministic)
+
+
 @torch.library.custom_op("oxtile::quantize", mutates_args=())
 def _cast(x: torch.Tensor, format: str, direction: str) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     codes, scales, amax = _quantize.cast(Torch, x, format, direction)
@@ -100,9 +107,12 @@ def _cast(x: torch.Tensor, format: str, direction: str) -> Tuple[torch.Tensor, t
 
 @_cast.register_fake
 def _(x, format, direction):
-    codes, scales, has_amax = _oxtile.quantized_shapes(format, direction, [int(size) for size in x.shape])
+    # Fails for names that are none; sizes may be unknown yet, and are checked when the operator runs.
+    _oxtile.quantized_shapes(format, direction, [0, 0])
+    codes, scales = _quantize.result_shapes(format, direction, *_quantize.matrix(x.shape))
     of_scales = torch.float32 if format == "fp8" else torch.uint8
-    return x.new_empty(codes, dtype=torch.uint8), x.new_empty(scales, dtype=of_scales), x.new_empty(int(has_amax), dtype=torch.float32)
+    amax = x.new_empty(int(format == "nvfp4"), dtype=torch.float32)
+    return x.new_empty(codes, dtype=torch.uint8), x.new_empty(scales, dtype=of_scales), amax
 
 
 @torch.library.custom_op("oxtile::dequantize", mutates_args=())

@@ -203,6 +203,21 @@ class BadArguments(unittest.TestCase):
         self.assertEqual(len(caught), 1)
         self.assertIn("runs on an emulator of the GPU, here some 1.0e+10 multiplications", str(caught[0].message))
 
+    def test_the_warning_names_the_line_of_the_call(self):
+        from oxtile import _libraries
+
+        x = np.zeros((1, 16, 1, 64), np.float16)
+        for call in (lambda: oxtile.attention(x, x, x), lambda: oxtile.quantize(x, "mxfp8")):
+            _libraries._warned, largest = False, _libraries._LARGE
+            _libraries._LARGE = 1
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    call()
+            finally:
+                _libraries._LARGE = largest
+            self.assertEqual([(warning.category, warning.filename) for warning in caught], [(RuntimeWarning, __file__)])
+
     def test_memory_that_is_not_lent(self):
         class OnGpu:
             """An array that says that it is on a GPU."""
@@ -289,6 +304,16 @@ class Quantization(unittest.TestCase):
                 y = oxtile.dequantize(oxtile.quantize(x, format, direction))
                 self.assertEqual((y.shape, y.dtype), (x.shape, x.dtype))
                 self.assertLess((np.abs(y - x) / (np.abs(x) + 0.3)).max(), error, (format, direction))
+
+    def test_a_compiler_finds_the_shapes_of_the_kernels(self):
+        from oxtile import _oxtile, _quantize
+
+        for format in ("mxfp8", "nvfp4", "fp8"):
+            for direction in ("rows", "columns"):
+                for rows, columns in ((0, 0), (0, 32), (16, 0), (16, 16), (16, 48), (48, 16), (96, 160), (64, 1024), *([] if format == "nvfp4" else [(1, 1), (3, 33), (65, 7)])):
+                    codes, scales, _ = _oxtile.quantized_shapes(format, direction, [rows, columns])
+                    found = _quantize.result_shapes(format, direction, rows, columns)
+                    self.assertEqual(found, (tuple(codes), tuple(scales)), (format, direction, rows, columns))
 
     def test_columns_are_the_rows_of_the_transpose(self):
         x = np.random.default_rng(4).standard_normal((64, 48)).astype(np.float32)

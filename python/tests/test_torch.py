@@ -48,6 +48,12 @@ def grads_of(out, inputs, grad):
     return torch.autograd.grad(out, inputs, grad)
 
 
+def compiled(function, device, **options):
+    """The function as one graph: what breaks it is an error."""
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager", **options)
+
+
 class Case(unittest.TestCase):
     def close(self, found, wanted, what, bound):
         error = (found.detach().float() - wanted.detach().float()).abs().max().item() if wanted.numel() else 0.0
@@ -127,11 +133,45 @@ class Attention(Case):
             def block(q, k, v):
                 return oxtile.attention(q * 2, k, v, causal=True, deterministic=True).float().square().sum()
 
-            compiled = torch.compile(block, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
-            found, wanted = compiled(q, k, v), block(q, k, v)
+            found, wanted = compiled(block, device)(q, k, v), block(q, k, v)
             self.close(found, wanted, "result", 1e-3)
             for a, b in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs)):
                 self.close(a, b, "gradient", 1e-2)
+
+    def test_compile_of_packed_sequences(self):
+        for device in DEVICES:
+            q, k, v = inputs = tensors(device, torch.bfloat16, [(100, 4, 64), (100, 2, 64), (100, 2, 64)])
+            ends = torch.tensor([0, 30, 30, 100], dtype=torch.int32, device=device)
+
+            def block(q, k, v, ends):
+                return oxtile.attention(q * 2, k, v, causal=True, window=(20, None), scale=0.2, cu_seqlens=ends, deterministic=True).float().square().sum()
+
+            found, wanted = compiled(block, device)(q, k, v, ends), block(q, k, v, ends)
+            self.close(found, wanted, "result", 1e-3)
+            for a, b in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs)):
+                self.close(a, b, "gradient", 1e-2)
+
+    def test_compile_of_the_gradients_alone(self):
+        for device in DEVICES:
+            q, k, v, grad = tensors(device, torch.float16, [(1, 40, 2, 64)] * 4)
+
+            def step(q, k, v, grad):
+                out, lse = oxtile.attention(q + 1, k, v, return_lse=True)
+                return oxtile.attention_backward(q + 1, k, v, out, lse, grad, deterministic=True)
+
+            found, wanted = compiled(step, device)(q, k, v, grad), step(q, k, v, grad)
+            right = grads_of(oxtile.attention(q + 1, k, v, deterministic=True), (q, k, v), grad)
+            for a, b, c in zip(found, wanted, right):
+                self.assertFalse(a.requires_grad or b.requires_grad)
+                self.close(a, b, "gradient, compiled", 1e-2)
+                self.close(b, c, "gradient, by autograd", 1e-2)
+
+    def test_the_gradients_pass_opcheck(self):
+        for device in DEVICES:
+            q, k, v = (x.detach() for x in tensors(device, torch.bfloat16, [(1, 20, 2, 64)] * 3))
+            out, lse = oxtile.attention(q, k, v, causal=True, return_lse=True)
+            operands = (q, k, v, out, lse, out, None, None, True, None, None, None, True)
+            torch.library.opcheck(torch.ops.oxtile.attention_backward.default, operands)
 
     def test_a_second_derivative_is_refused_by_name(self):
         q, k, v = tensors("cpu", torch.bfloat16, [(1, 16, 1, 64)] * 3)
@@ -259,6 +299,44 @@ class Quantization(Case):
         self.assertEqual(x.codes.dtype, torch.float8_e4m3fn)
         wide = x.codes.float() * 2.0 ** (x.scales.view(torch.uint8).float() - 127)
         self.assertTrue(torch.equal(wide, oxtile.dequantize(x)))
+
+    def test_compile(self):
+        for device in DEVICES:
+            x = torch.randn(2, 16, 64, generator=torch.Generator().manual_seed(1)).to(device)
+            for format in ("mxfp8", "nvfp4", "fp8"):
+                for direction in ("rows", "columns"):
+
+                    def there_and_back(x):
+                        quantized = oxtile.quantize(x * 2, format, direction)
+                        return quantized.codes, quantized.scales, quantized.amax, oxtile.dequantize(quantized, torch.bfloat16) + 1
+
+                    for found, wanted in zip(compiled(there_and_back, device)(x), there_and_back(x)):
+                        if wanted is None:
+                            self.assertIsNone(found)
+                            continue
+                        self.assertEqual((found.dtype, found.shape), (wanted.dtype, wanted.shape), (format, direction))
+                        same = torch.equal(found.contiguous().view(torch.uint8), wanted.contiguous().view(torch.uint8))
+                        self.assertTrue(same, (format, direction))
+
+    def test_compile_returns_what_quantize_returns(self):
+        for device in DEVICES:
+            x = torch.randn(4, 64, device=device)
+            found, wanted = compiled(lambda x: oxtile.quantize(x, "nvfp4"), device)(x), oxtile.quantize(x, "nvfp4")
+            self.assertIsInstance(found, oxtile.Quantized)
+            self.assertEqual((found.shape, found.format, found.direction, found.element), ((4, 64), "nvfp4", "rows", "float32"))
+            self.assertTrue(torch.equal(found.codes, wanted.codes) and torch.equal(found.amax, wanted.amax))
+
+    def test_compile_of_sizes_that_change(self):
+        for device in DEVICES:
+            function = compiled(lambda x: oxtile.dequantize(oxtile.quantize(x, "mxfp8")), device, dynamic=True)
+            for rows, columns in ((3, 64), (7, 96), (40, 33)):
+                x = torch.randn(rows, columns, device=device)
+                self.assertTrue(torch.equal(function(x), oxtile.dequantize(oxtile.quantize(x, "mxfp8"))))
+            # What the format cannot hold is an error of the call, in the library's words.
+            with self.assertRaisesRegex(Exception, "20 columns are not a multiple of 16: pad them"):
+                compiled(lambda x: oxtile.quantize(x, "nvfp4").codes, device)(torch.zeros(4, 20, device=device))
+            with self.assertRaisesRegex(Exception, 'format is "int4": mxfp8, nvfp4 or fp8'):
+                compiled(lambda x: oxtile.quantize(x, "int4").codes, device)(torch.zeros(4, 32, device=device))
 
     def test_the_operators_pass_opcheck(self):
         x = torch.randn(32, 64)

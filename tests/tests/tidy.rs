@@ -169,6 +169,16 @@ fn pages_show_the_emulator_that_checks() {
     assert!(page("host/cli/src/new/test.rs.in").contains("testing::seeds("));
 }
 
+/// The first page is read whole: what it is, two commands, a kernel, five things, where to read on.
+#[test]
+fn the_first_page_is_short() {
+    let text = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let lines = text.lines().count();
+    assert!(lines <= 120, "README.md has {lines} lines, of at most 120: what is a table of facts belongs into docs/status.md");
+    let commands = text.split("## Two commands").nth(1).and_then(|rest| rest.split("```").nth(1)).expect("a block of commands");
+    assert_eq!(commands.lines().filter(|line| line.starts_with("cargo xtask ")).count(), 2, "{commands}");
+}
+
 /// Most of an edit's compile time hangs on these lines: docs/performance/loop.md.
 #[test]
 fn the_profile_keeps_edits_short() {

@@ -58,7 +58,8 @@ cargo xtask <command>
                         target directory; --check builds and runs programs from them alone (minutes);
                         --verify: are packs and hash there, and of these sources?
   bundle                everything a GPU machine needs, in bundle/ of the target directory
-  wheel [--no-test]     the Python package, in wheel/dist of the target directory, tested with NumPy
+  wheel [--no-test] [--torch]
+                        the Python package, in wheel/dist of the target directory, tested with NumPy, and with PyTorch on the CPU
   fuzz                  the fuzz targets of the parsers, for a minute together; of test --long too
   neighbours [--gpu]    the crates for cudarc and candle, tested on the emulator; --gpu: a program for a GPU
                         and its kernels, in neighbours/gpu of the target directory

@@ -13,21 +13,24 @@ use oxtile_build::{Build, CudaTools};
 
 use crate::{kernels, root, say, target};
 
-/// What the tests need, beside the wheel.
-const NUMPY: &str = "numpy>=2";
+/// What the tests need, beside the wheel: a module, what pip installs for it, and the tests of it.
+type Library = (&'static str, &'static str, &'static str);
+const NUMPY: Library = ("numpy", "numpy>=2", "test_numpy.py");
+const TORCH: Library = ("torch", "torch>=2.11", "test_torch.py");
 
-/// `wheel [--no-test]`.
+/// `wheel [--no-test] [--torch]`.
 pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
-    let mut tested = true;
+    let (mut tested, mut libraries) = (true, vec![NUMPY]);
     while let Some(argument) = arguments.next()? {
         match argument {
             Arg::Long("no-test") => tested = false,
+            Arg::Long("torch") => libraries.push(TORCH),
             other => return Err(other.unexpected().into()),
         }
     }
     let wheel = build()?;
     println!("{}: {:.1} MB", wheel.display(), fs::metadata(&wheel)?.len() as f64 / 1e6);
-    if tested && !test(&wheel)? {
+    if tested && !test(&wheel, &libraries)? {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
@@ -37,7 +40,7 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
 pub fn checked() -> Result<bool> {
     let fmt = cargo("fmt").arg("--check").status()?.success();
     let clippy = cargo("clippy").args(["--release", "--quiet", "--all-targets", "--", "-D", "warnings"]).status()?.success();
-    Ok(test(&build()?)? && fmt && clippy)
+    Ok(test(&build()?, &[NUMPY, TORCH])? && fmt && clippy)
 }
 
 /// Everything of the wheel, below the target directory.
@@ -114,8 +117,8 @@ fn assemble(tools: &CudaTools, ptx: &Path, cubin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs the wheel into an environment of its own, with NumPy, and runs the tests that need no GPU.
-fn test(wheel: &Path) -> Result<bool> {
+/// Installs the wheel into an environment of its own, with these libraries, and runs the tests that need no GPU.
+fn test(wheel: &Path, libraries: &[Library]) -> Result<bool> {
     let environment = folder().join("venv");
     let python = environment.join("bin/python");
     if !python.exists() {
@@ -125,15 +128,19 @@ fn test(wheel: &Path) -> Result<bool> {
     let pip = |arguments: &[&str]| {
         Command::new(&python).args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(arguments).status()
     };
-    let has_numpy = Command::new(&python).args(["-c", "import numpy"]).output().is_ok_and(|output| output.status.success());
-    if !has_numpy {
-        ensure!(pip(&[NUMPY])?.success(), "pip could not install {NUMPY}");
+    for (module, requirement, _) in libraries {
+        let is_there = Command::new(&python).args(["-c", &format!("import {module}")]).output().is_ok_and(|output| output.status.success());
+        ensure!(is_there || pip(&[requirement])?.success(), "pip could not install {requirement}");
     }
     let path = wheel.to_string_lossy();
     ensure!(pip(&["--force-reinstall", "--no-deps", "--no-index", &path])?.success(), "pip could not install {path}");
-    say("the tests of the wheel");
-    // From a folder without the package's sources, so that the installed one is imported.
-    let mut tests = Command::new(&python);
-    tests.current_dir(folder()).arg(root().join("python/tests/test_numpy.py")).arg(root().join("tests/golden"));
-    Ok(tests.status().context("cannot run the tests")?.success())
+    let mut passed = true;
+    for (module, _, tests) in libraries {
+        say(&format!("the tests of the wheel with {module}"));
+        // From a folder without the package's sources, so that the installed one is imported.
+        let mut run = Command::new(&python);
+        run.current_dir(folder()).arg(root().join("python/tests").join(tests));
+        passed &= run.status().context("cannot run the tests")?.success();
+    }
+    Ok(passed)
 }

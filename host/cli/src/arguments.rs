@@ -157,7 +157,11 @@ pub fn command_line() -> clap::Command {
 /// # Errors
 /// A [`UsageError`] with the reason.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Request, UsageError> {
-    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    if words.first().is_some_and(|word| word == "help") {
+        // What is asked for is a help already.
+        words.retain(|word| word != "--help" && word != "-h");
+    }
     let mut command = command_line();
     let matches = command.try_get_matches_from_mut(iter::once("oxtile".into()).chain(words.iter().cloned()));
     let name = words.first().and_then(|word| word.to_str()).unwrap_or_default();
@@ -170,7 +174,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Result
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Request::Text(error.render())),
             // Without a word there is nothing wrong.
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => Ok(Request::Text(command.render_help())),
-            _ => Err(UsageError::of(&error, &mut command, name)),
+            _ => Err(UsageError::of(&error, &mut command, &words)),
         },
     }
 }

@@ -188,9 +188,9 @@ impl KernelLibrary {
         let found: BTreeSet<_> = entries().flat_map(|entry| entry.architectures.keys().map(String::as_str)).chain(of_packs).collect();
         let arch = wanted(capability);
         let own = format!("`oxtile build --arch {arch}` in the folder of a crate of your own");
-        let mend = match feature(capability).filter(|_| !packs.is_empty()) {
-            Some(feature) => format!("enable the feature `{feature}` of `oxtile`, or run {own}"),
-            None => format!("run `cargo xtask build-ptx --arch {arch}`, or {own}"),
+        let mend = match packs.is_empty() {
+            false => format!("{}, or run {own}", other_kernels(packs.iter().any(|pack| OWN.contains(&pack.package())), capability)),
+            true => format!("run `cargo xtask build-ptx --arch {arch}`, or {own}"),
         };
         if found.is_empty() {
             return Err(format!("there are no compiled kernels: {mend}"));
@@ -245,11 +245,7 @@ impl KernelLibrary {
             }
             (None, Some(first)) if having.is_empty() => Err(Error::UnknownKernel { kernel: info.name, manifest: first.path() }),
             (None, _) => {
-                let own = OWN.contains(&info.package);
-                let mend = match feature(capability).filter(|_| own) {
-                    Some(feature) => format!("enable the feature `{feature}` of `oxtile`"),
-                    None => format!("name a folder with kernels for {} in OXTILE_KERNELS", wanted(capability)),
-                };
+                let mend = other_kernels(OWN.contains(&info.package), capability);
                 Err(wrong_architecture(info, having.iter().map(|pack| pack.architecture().to_owned()), capability, mend))
             }
         }
@@ -280,6 +276,15 @@ fn near_folders() -> Vec<PathBuf> {
 fn feature(capability: (u32, u32)) -> Option<&'static str> {
     let runs = |name: &str| Architecture::parse(name).is_some_and(|architecture| architecture.cubin_runs_on(capability));
     FEATURES.iter().find(|(_, architecture)| runs(architecture)).map(|(feature, _)| *feature)
+}
+
+/// What mends packs of which none runs on a device; whether they hold Oxtile's own kernels.
+fn other_kernels(are_own: bool, capability: (u32, u32)) -> String {
+    let folder = format!("name a folder with kernels for {} in OXTILE_KERNELS", wanted(capability));
+    match feature(capability).filter(|_| are_own) {
+        Some(feature) => format!("enable the feature `{feature}` of `oxtile`, or {folder}"),
+        None => folder,
+    }
 }
 
 /// The packages whose kernels `cargo xtask` builds.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use oxtile_tile::launch::KernelInfo;
 use ruzstd::decoding::StreamingDecoder;
@@ -69,7 +69,7 @@ struct Frame {
     cubins: OnceLock<Result<Vec<u8>, String>>,
 }
 
-/// The compiled kernels of one package for one architecture. It lives as long as the process, as the program's bytes do.
+/// The compiled kernels of one package for one architecture. It lives as long as the process, as the program's bytes do, and there is one for each of these.
 pub(super) struct Pack {
     index: Index,
     frames: Vec<Frame>,
@@ -98,8 +98,21 @@ pub(super) fn built_in() -> Result<&'static [&'static Pack]> {
     READ.get_or_init(read).as_deref().map_err(|why| Error::KernelFile { path: INSIDE.into(), why: why.clone() })
 }
 
-/// Reads the index of a pack.
+/// Reads the index of a pack, once a process: runtimes that are given the same pack share what was read of it and the families that were unpacked.
 pub(super) fn read(bytes: &'static [u8]) -> Result<&'static Pack, String> {
+    static KNOWN: Mutex<Vec<(&[u8], &Pack)>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    // The same place, not the same content, which is megabytes: bytes that live as long as the process stay what they are.
+    if let Some((_, pack)) = known.iter().find(|(of, _)| std::ptr::eq(*of, bytes)) {
+        return Ok(pack);
+    }
+    let pack: &'static Pack = Box::leak(Box::new(parsed(bytes)?));
+    known.push((bytes, pack));
+    Ok(pack)
+}
+
+/// A pack, of which the index is read.
+fn parsed(bytes: &'static [u8]) -> Result<Pack, String> {
     let truncated = || "the pack is truncated: take it as `oxtile-pack` wrote it".to_owned();
     if !bytes.starts_with(MAGIC) {
         return Err(match MAGIC.starts_with(bytes) {
@@ -128,7 +141,7 @@ pub(super) fn read(bytes: &'static [u8]) -> Result<&'static Pack, String> {
     };
     match index.kernels.iter().find(|(_, entry)| !fits(entry)) {
         Some((name, _)) => Err(format!("the index of the pack: `{name}` lies outside its family")),
-        None => Ok(Box::leak(Box::new(Pack { index, frames }))),
+        None => Ok(Pack { index, frames }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Compiled kernels inside the program: packs as `oxtile-build` writes them, and what is said of those that are not.
 
+use std::borrow::Cow;
 use std::fs;
 use std::path::Path;
 
@@ -125,9 +126,34 @@ fn a_gpu_that_no_pack_is_for_names_what_would_be() {
     let library = KernelLibrary::default().holding(&[own]).unwrap();
     for (capability, feature) in [((10, 0), "sm100a"), ((8, 9), "sm80")] {
         let text = library.find(&CopyWords::INFO, capability).unwrap_err().to_string();
-        assert!(text.ends_with(&format!("enable the feature `{feature}` of `oxtile`")), "{text}");
+        let mend = format!("enable the feature `{feature}` of `oxtile`, or name a folder with kernels for sm_");
+        assert!(text.contains(&mend) && text.ends_with(" in OXTILE_KERNELS"), "{text}");
     }
     library.find(&CopyWords::INFO, HOPPER).unwrap();
+    library.check_any(HOPPER).unwrap();
+    // A GPU that no feature is for: nothing of a checkout is asked of a program that has packs.
+    let text = library.find(&CopyWords::INFO, (12, 0)).unwrap_err().to_string();
+    assert!(text.ends_with("none of which runs on sm_120: name a folder with kernels for sm_120a in OXTILE_KERNELS"), "{text}");
+    // In the same words, and with what else there is for a crate of one's own.
+    let why = library.check_any((7, 5)).unwrap_err();
+    let mend =
+        "name a folder with kernels for sm_75 in OXTILE_KERNELS, or run `oxtile build --arch sm_75` in the folder of a crate of your own";
+    assert!(why.ends_with(&format!("none of which runs on sm_75: {mend}")), "{why}");
+}
+
+/// A program that makes many runtimes holds one copy of what its packs unpack to.
+#[test]
+fn a_pack_is_read_and_unpacked_once() {
+    let (one, other) = (good("sm_90a"), good("sm_90a"));
+    let place = |bytes: &'static [u8]| {
+        let library = KernelLibrary::default().holding(&[bytes]).unwrap();
+        match library.find(&info("copy_words"), HOPPER).unwrap()[0].bytes().unwrap() {
+            Cow::Borrowed(code) => code.as_ptr(),
+            Cow::Owned(_) => panic!("a copy"),
+        }
+    };
+    assert_eq!(place(one), place(one));
+    assert_ne!(place(one), place(other), "packs at other places are other packs");
 }
 
 /// The error of a pack that cannot be held, or of a kernel of it that cannot be found.

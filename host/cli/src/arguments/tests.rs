@@ -136,7 +136,12 @@ fn every_option_reaches_its_command() {
     for line in ["", "--help", "-h", "help", "quantize --help", "dequantize -h", "help compare", "launch -n 2 --help"] {
         assert!(matches!(words(line), Ok(Request::Text(_))), "{line}");
     }
-    assert_eq!(words("help launch").expect("valid"), words("launch --help").expect("valid"));
+    for line in ["help launch", "help launch --help", "help --help launch", "help -h launch"] {
+        assert_eq!(words(line).expect("valid"), words("launch --help").expect("valid"), "{line}");
+    }
+    for line in ["help --help", "help -h", "help -h --help"] {
+        assert_eq!(words(line).expect("valid"), words("--help").expect("valid"), "{line}");
+    }
     assert_eq!(words("").expect("valid"), words("--help").expect("valid"));
     assert_eq!(words("-V").expect("valid"), Request::Text(format!("oxtile {}\n", env!("CARGO_PKG_VERSION")).into()));
     // What is not given is what the help calls the default.
@@ -298,6 +303,41 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
     ] {
         let (command, said) = (line.split(' ').next().expect("a command"), refusal(line));
         assert!(said.contains(expected) && said.ends_with(&format!("; `oxtile {command} --help` shows the usage")), "{line}: {said}");
+    }
+}
+
+/// A file whose name begins with a dash is taken where nothing else can be meant; else the error says how it is written.
+#[test]
+fn files_whose_names_begin_with_a_dash() {
+    for line in ["inspect -- -a", "inspect ./-a"] {
+        let Request::Inspect(inspect) = words(line).expect("valid") else { panic!("{line}") };
+        assert_eq!(inspect.file.file_name(), Some("-a".as_ref()), "{line}");
+    }
+    for line in ["dequantize -i-a -o-b", "dequantize --input=-a --output=-b", "dequantize -i=-a -o=-b"] {
+        let Request::Dequantize(dequantize) = words(line).expect("valid") else { panic!("{line}") };
+        assert_eq!((dequantize.input, dequantize.output), ("-a".into(), "-b".into()), "{line}");
+    }
+    for (line, word) in [
+        ("inspect -file", "-file"),
+        ("inspect --json -file", "-file"),
+        ("compare a -b.st", "-b.st"),
+        ("compare -a.st -b.st", "-a.st"),
+        ("quantize -i -file -o b", "-file"),
+        ("quantize --input -file -o b", "-file"),
+        ("quantize -i -o.st -o b", "-o.st"),
+        ("quantize --input -o.st -o b", "-o.st"),
+        ("quantize -i a --output -input.st", "-input.st"),
+        ("join --inputs a -b.st --output c", "-b.st"),
+        ("timeline -a.json", "-a.json"),
+        ("inspect a --histogram -a.svg", "-a.svg"),
+    ] {
+        let (command, said) = (line.split(' ').next().expect("a command"), refusal(line));
+        let end = format!("; if '{word}' is a file, write './{word}'; `oxtile {command} --help` shows the usage");
+        assert!(said.ends_with(&end) && !said.contains("tip: to pass"), "{line}: {said}");
+    }
+    // None of these words can be a file.
+    for line in ["inspect -x", "inspect --file", "quantize -i -o b", "quantize --input --output b", "doctor -json", "-file", "help -file"] {
+        assert!(!refusal(line).contains("is a file"), "{line}: {}", refusal(line));
     }
 }
 

@@ -168,3 +168,31 @@ fn tensors_without_rows() -> Result<()> {
     }
     Ok(())
 }
+
+/// NaN in a query reaches the result and the gradient of that row alone, in place of numbers that look right.
+#[test]
+fn nan_in_a_query_stays_in_its_row() -> Result<()> {
+    const ROW: usize = 33;
+    for device in devices()? {
+        let ([q, k, v], _) = leaves([&[1, 70, 2, 64]; 3], DType::BF16, &device)?;
+        let sees = visible(70, 1, &device, |i, _| i != ROW as i64)?.reshape((1, 70, 1, 1))?.broadcast_as((1, 70, 2, 64))?;
+        let nan = Tensor::full(f32::NAN, (1, 70, 2, 64), &device)?.to_dtype(DType::BF16)?;
+        let hurt = Var::from_tensor(&sees.to_dtype(DType::U8)?.where_cond(&q, &nan)?)?;
+        let pass = |q: &Var| {
+            let out = attention(q, &k, &v, &AttentionOptions::default())?;
+            let gradients = out.sum_all()?.backward()?;
+            Ok::<_, candle_core::Error>([out, gradients.get(q).unwrap().clone()])
+        };
+        let (whole, hurt) = (pass(&q)?, pass(&hurt)?);
+        for (i, name) in ["out", "dq"].into_iter().enumerate() {
+            let [whole, hurt] = [&whole[i], &hurt[i]].map(|x| x.to_dtype(DType::F32)?.reshape((70, 128))?.to_vec2::<f32>());
+            for (row, (whole, hurt)) in whole?.iter().zip(&hurt?).enumerate() {
+                match row == ROW {
+                    true => assert!(hurt.iter().all(|x| x.is_nan()), "{name}: {hurt:?}"),
+                    false => assert_eq!(whole, hurt, "{name}: row {row}"),
+                }
+            }
+        }
+    }
+    Ok(())
+}

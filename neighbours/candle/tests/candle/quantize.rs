@@ -82,3 +82,22 @@ fn matrices_come_back() -> Result<()> {
     }
     Ok(())
 }
+
+/// NaN comes back as NaN in its place; of MXFP8 in its block alone.
+#[test]
+fn nan_comes_back() -> Result<()> {
+    for device in devices()? {
+        let mut values = numbers(5, &[32, 64], 2.0, &device)?.flatten_all()?.to_vec1::<f32>()?;
+        values[7 * 64 + 40] = f32::NAN;
+        let matrix = Tensor::from_vec(values, (32, 64), &device)?;
+        let restored = quantize(&matrix, Quantization::Mxfp8, Direction::Rows)?.dequantize(DType::F32)?.to_vec2::<f32>()?;
+        for (row, values) in restored.iter().enumerate() {
+            for (column, x) in values.iter().enumerate() {
+                let is_of_its_block = row == 7 && column >= 32;
+                assert!(x.is_finite() || is_of_its_block, "{row}, {column}: {x}");
+                assert!(!(row == 7 && column == 40) || x.is_nan(), "{x}");
+            }
+        }
+    }
+    Ok(())
+}
