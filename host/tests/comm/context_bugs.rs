@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink, Window};
 use oxtile::comm::{Communicator, EmulatedCommunicator, Rank, ReduceOp, Reducible, WorldSize};
-use oxtile::context_parallel::{ContextParallel, Partition, Schedule, Transport};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::{Pod, bf16};
 use oxtile::{Error, Result, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
@@ -342,10 +342,9 @@ fn sums_are_of_f32() {
     let attention = AttentionConfig { mask: Mask::Full, ..SMALL };
     for schedule in [Schedule::Ring, Schedule::Pull, Schedule::Gather] {
         let base = Case::new(RANKS, attention).by(schedule);
-        for case in seeds(&Case {
-            config: oxtile::context_parallel::ContextParallelConfig { partition: Partition::Contiguous, ..base.config },
-            ..base
-        }) {
+        let config = ContextParallelConfig { partition: Partition::Contiguous, ..base.config };
+        // The values are the same under all seeds.
+        for case in seeds(&Case { config, ..base }).take(4) {
             let mut whole = case.whole();
             let of_rank = [256.0, 1.0, -256.0];
             let rows = whole.v.len() / RANKS as usize;

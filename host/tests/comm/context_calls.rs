@@ -142,6 +142,47 @@ fn two_layers(case: &Case) -> Result<()> {
     ranks.close()
 }
 
+/// A rank may be many passes ahead: all of them are enqueued before the next rank has begun, eager ones after those of a graph. No put or get meets what a late rank still reads.
+#[test]
+fn ranks_run_ahead() {
+    let one = AttentionConfig { queries: 8, keys: 8, heads: 1, key_heads: 1, kernels: Kernels::Portable, ..SMALL };
+    let two = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one });
+    let three = Case::new(3, AttentionConfig { queries: 12, keys: 12, heads: 3, key_heads: 3, ..one });
+    for case in [Case::new(2, one).by(Schedule::Pull), two.by_puts(), three.by_puts()] {
+        (1..=seeds() / 8).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
+    }
+}
+
+fn run_ahead(case: &Case) -> Result<()> {
+    let ranks = Ranks::new(case)?;
+    let operations = ranks.operations::<bf16>()?;
+    let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
+    let mut layers = [ranks.tensors(&wholes[0])?, ranks.tensors(&wholes[1])?];
+    let mut graphs = Vec::new();
+    for (at, (operation, stream)) in operations.iter().zip(&ranks.world.streams).enumerate() {
+        let streams: Vec<_> = std::iter::once(stream).chain(operation.streams()).collect();
+        let mut pass = layers[0][at].forward(case, operation, stream)?;
+        let graph = Graph::capture(&streams, || pass.run(stream))?;
+        drop(pass);
+        graph.replay(stream)?;
+        for (layer, is_backward) in [(1, false), (1, true), (0, true), (1, false), (0, false), (0, true)] {
+            let tensors = &mut layers[layer][at];
+            let mut pass =
+                if is_backward { tensors.backward(case, operation, stream)? } else { tensors.forward(case, operation, stream)? };
+            pass.run(stream)?;
+        }
+        graphs.push(graph);
+    }
+    for (whole, tensors) in wholes.iter().zip(&layers) {
+        let expected = whole.solve();
+        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(tensors) {
+            case.compare(rank, &tensors.results(stream)?, &expected);
+        }
+    }
+    drop((graphs, operations));
+    ranks.close()
+}
+
 /// Ranks that make different operations are told both.
 #[test]
 fn another_operation_of_another_rank_is_named() {

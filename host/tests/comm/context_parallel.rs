@@ -211,9 +211,9 @@ fn packed_sequences() {
 #[test]
 fn packed_steps_begin_and_round() {
     let lengths = [vec![[1, 12], [12, 12], [0, 0], [5, 12]], vec![[2, 12], [0, 12], [7, 12], [3, 12]]];
-    for (ranks, schedule) in [(2, Schedule::Ring), (3, Schedule::Ring), (3, Schedule::Pull)] {
+    for (ranks, schedule) in [(2, Schedule::Ring), (3, Schedule::Pull)] {
         for (mask, lengths) in [Mask::Full, Mask::CausalBottomRight].into_iter().flat_map(|mask| lengths.iter().map(move |l| (mask, l))) {
-            let attention = AttentionConfig { layout: Layout::Packed, batches: 4, queries: 60, keys: 60, mask, ..BASE };
+            let attention = AttentionConfig { layout: Layout::Packed, batches: 4, queries: 60, keys: 60, heads: 1, mask, ..BASE };
             let case = Case { lengths: lengths.clone(), ..Case::new(ranks, attention).by(schedule) };
             case.run().unwrap();
             // Rank 0 has two halves, of which the early one is done after its own keys: one launch more than steps under a causal mask. A pass that merges all has one a step.

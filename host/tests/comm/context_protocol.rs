@@ -24,7 +24,7 @@ enum Bug {
     NotReady,
     /// It is waited for from all ranks but one.
     OneLeftOut,
-    /// Memory is written again before others have read it: DONE by pull; TAKEN, which is all that says so, by traded heads.
+    /// Memory is written again before others have read it: DONE by pull; TAKEN, and no other flag, by traded heads.
     NotFree,
     /// By pull: gradients are added up before they are there.
     SumBeforeGiven,
