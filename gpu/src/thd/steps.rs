@@ -13,6 +13,9 @@ pub enum StepKeys {
     ///
     /// If causal (`right` is 0) these are the keys that the whole chunk of queries sees, but for the rank's own set (`o` is `rank`), of which the
     /// diagonal is that of a bottom-right mask. That is exact where a sequence has the same number of queries and keys; windows do not cut it.
+    ///
+    /// A valid query that sees any key is in the set of each owner of which its half sees keys, also where the sequence has none there: so the first launch on its half begins its
+    /// result, and the last one rounds it.
     Owners,
     /// Each set has one chunk of keys: of a zigzag partition set `2 o` the late chunk of rank `o` and set `2 o + 1` its early one, of a contiguous
     /// partition set `o` the chunk of rank `o`. Diagonals are exact for any numbers of queries and keys, and any window. A chunk that sees no key of
@@ -123,7 +126,9 @@ impl Steps {
         let early = if !is_causal || is_late || owned_by <= rank { keys.valid(owner, owner.early()) } else { 0 };
         let late = if !is_causal || (is_late && owned_by >= rank) { keys.valid(owner, owner.late()) } else { 0 };
         let (seen, key_offset) = (early + late, keys.local_offset(owner));
-        let queries = if seen == 0 { 0 } else { valid };
+        // With a full mask a query that sees no key of this owner sees one of another, if there is any: it is there in every set, so that the first and the last step know it.
+        let sees = seen > 0 || (!is_causal && keys.length > 0);
+        let queries = if sees { valid } else { 0 };
         Sequence { queries, keys: seen, key_offset, diagonal: seen.cast_signed() - queries.cast_signed(), query_offset: 0 }
     }
 

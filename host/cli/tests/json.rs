@@ -301,7 +301,7 @@ fn the_document_of_attention() {
     let found = |document: &str| shape_of(document).into_iter().collect::<BTreeSet<_>>();
     assert_eq!(found(&document(&[])), expected(&[".context_parallel null", ".kernels[] string"]));
     let pass = |pass: &'static str| {
-        ["kernels[] string", "launches number", "received number", "schedule string", "why string"]
+        ["kernels[] string", "launches number", "memory number", "received number", "schedule string", "why string"]
             .map(|key| format!(".context_parallel.{pass}.{key}"))
     };
     let ranks = document(&["--backward", "--context-parallel", "ring", "--ranks", "3"]);

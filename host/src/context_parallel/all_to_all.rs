@@ -162,17 +162,20 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         }
     }
 
-    /// Device memory.
-    pub fn bytes(&self) -> u64 {
+    /// As [`Core::memory`].
+    pub fn memory(&self, passes: &[Direction]) -> u64 {
         let Self { max_logit, grad_sink, sequences, .. } = self;
-        let lanes = self.groups.iter().map(Group::bytes).sum::<u64>();
-        let numbers = [max_logit, grad_sink].map(|OfAll { own, all }| own.bytes() + all.bytes()).iter().sum::<u64>();
+        let lanes = self.groups.iter().map(|group| group.memory(passes)).sum::<u64>();
+        let numbers = passes.iter().map(|pass| {
+            let OfAll { own, all } = if *pass == Direction::Forward { max_logit } else { grad_sink };
+            own.bytes() + all.bytes()
+        });
         let arrays = sequences.iter().flatten().map(|(ends, order)| ends.bytes() + order.offsets.bytes()).sum::<u64>();
         let inner = match &self.inner {
-            Inner::Ring(core) => core.bytes(),
+            Inner::Ring(core) => core.memory(passes),
             Inner::Alone(..) => 0,
         };
-        lanes + numbers + arrays + inner
+        lanes + numbers.sum::<u64>() + arrays + inner
     }
 
     /// As [`Core::spoil`].

@@ -11,12 +11,14 @@
 //! 3. it puts results at every other rank, sets TAKEN, and takes TAKEN of all back.
 //!
 //! So nothing says that memory may be written again. Heads are given when the TAKEN of all was taken back: every other rank has attended to what lay there. Results are put when
-//! the GIVEN of all was: every other rank has unpacked the results of the pass before. Both lie apart, since a rank may give heads for the next pass to one that has not unpacked yet.
+//! the GIVEN of all was: every other rank has unpacked the results of the pass before. Both lie apart, since a rank may give heads for the next pass to one that has not unpacked yet
+//! (docs/adr/0025-no-free-flag.md).
 
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
 use super::lane::{Lane, Order, Trade};
+use super::launches::reader_of;
 use super::memory::{Place, Scratch, bytes, bytes_mut, copy, note};
 use super::messages::Messages;
 use crate::comm::{Member, Rank};
@@ -160,8 +162,7 @@ impl Carrier<'_> {
 
 /// The other ranks, from the next one on, so that no two give to one rank at once.
 fn others(trade: Trade) -> impl Iterator<Item = Rank> {
-    let (world, me) = (trade.share.world, trade.share.rank.index());
-    (1..world.get()).filter_map(move |step| Rank::new((me + step) % world.get(), world))
+    (1..trade.share.world.get()).map(move |step| reader_of(trade.share, step))
 }
 
 impl<T: Pod> Given<'_, T> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Window};
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
@@ -65,8 +66,15 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// Room to align the buffers of an operation in an arena: at most 14 of each of four groups of heads, each at a multiple of 256 bytes.
-const ALIGNED: u64 = 16 << 10;
+/// Buffers of an arena lie at multiples of so many bytes.
+const ALIGNED: u128 = 256;
+/// Buffers that [`Schedule::Pull`] takes, and [`Schedule::AllToAll`]: for each group of heads, and for all.
+const OF_PULL: u128 = 3;
+const OF_GROUP: u128 = 11;
+const OF_ALL_HEADS: u128 = 3;
+
+/// Elements of a tensor of all ranks, at most: sums of several such tensors' bytes fit 64 bits.
+const MOST_ELEMENTS: u128 = 1 << 48;
 
 /// An error that names a field of the configuration and how to mend it.
 pub(super) fn refuse<T>(why: String) -> Result<T> {
@@ -89,27 +97,47 @@ impl ContextParallelConfig {
     /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes. With [`Auto`](Schedule::Auto) there is room for
     /// both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes).
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
+        let asked = |schedule: &Schedule| [self.forward, self.backward].iter().any(|of| [*schedule, Schedule::Auto].contains(of));
+        let schedules = [Schedule::Pull, Schedule::AllToAll].into_iter().filter(asked);
+        schedules.fold(0, |sum, schedule| self.arena_bytes_of(schedule, world, element_bytes).saturating_add(sum))
+    }
+
+    /// The same of one schedule: none, if it reaches no memory of other ranks.
+    pub(super) fn arena_bytes_of(&self, schedule: Schedule, world: WorldSize, element_bytes: u64) -> u64 {
         let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
-        let (ranks, batches) = (u64::from(world.get()), if layout == Layout::Packed { 1 } else { batches });
-        let (value, rows, key_rows) = (self.attention.value_size(), batches * queries / ranks, batches * keys / ranks);
-        let of_keys = |key_heads| key_rows * key_heads * (head_size + value);
-        let asked = |schedule| [self.forward, self.backward].iter().any(|of| [schedule, Schedule::Auto].contains(of));
-        let around = |elements: u64| Detour::room(elements * element_bytes) + ALIGNED;
-        let room =
-            [around(key_rows * key_heads * head_size.max(value)), around(batches * queries.max(keys) * heads * head_size.max(value))];
-        let pulled = of_keys(key_heads) * (element_bytes + 4 * ranks) + room[0];
-        // Queries, keys and values, and their gradients; the result on its way there and back, its gradient, and two numbers for each row.
-        let elements = 2 * (rows * heads * head_size + of_keys(key_heads.max(ranks))) + 3 * rows * heads * value;
-        let traded = elements * element_bytes + 2 * 4 * heads * (rows + 1) + room[1];
-        [(Schedule::Pull, pulled), (Schedule::AllToAll, traded)]
-            .map(|(schedule, bytes)| if asked(schedule) { bytes + ALIGNED } else { 0 })
-            .iter()
-            .sum()
+        // Sizes that were not checked yet do not overflow.
+        let [batches, queries, keys, heads, key_heads] = [batches, queries, keys, heads, key_heads].map(u128::from);
+        let [head_size, value, element_bytes] = [head_size, self.attention.value_size(), element_bytes].map(u128::from);
+        let (ranks, batches) = (u128::from(world.get()), if layout == Layout::Packed { 1 } else { batches });
+        let product = |factors: &[u128]| factors.iter().fold(1_u128, |product, factor| product.saturating_mul(*factor));
+        let (rows, key_rows) = (batches * queries / ranks, batches * keys / ranks);
+        let of_keys = |key_heads: u128| product(&[key_rows, key_heads, head_size + value]);
+        let of_queries = product(&[rows, heads, 2 * head_size + 3 * value]);
+        // Of copies within a device, of at most one tensor at once.
+        let room = |elements: u128| u128::from(Detour::room(u64::try_from(product(&[elements, element_bytes])).unwrap_or(u64::MAX)));
+        let (bytes, buffers) = match schedule {
+            Schedule::Pull => {
+                let pulled = product(&[of_keys(key_heads), element_bytes + 4 * ranks]);
+                (pulled.saturating_add(room(product(&[key_rows, key_heads, head_size.max(value)]))), OF_PULL)
+            }
+            // Queries, keys and values, and their gradients; the result on its way there and back, its gradient, and two numbers for each row.
+            Schedule::AllToAll => {
+                let elements = of_keys(key_heads.max(ranks)).saturating_mul(2).saturating_add(of_queries);
+                let traded = AttentionConfig { key_heads: (self.attention.key_heads / u64::from(world.get())).max(1), ..self.attention };
+                let groups = groups_of(&traded, element_bytes as u64);
+                let bytes = product(&[elements, element_bytes]).saturating_add(product(&[2 * 4, heads, rows + 1]));
+                let tensor = product(&[batches, queries.max(keys), heads, head_size.max(value)]);
+                (bytes.saturating_add(room(tensor)), OF_GROUP * u128::from(groups) + OF_ALL_HEADS)
+            }
+            _ => return 0,
+        };
+        u64::try_from(bytes.saturating_add(ALIGNED * buffers)).unwrap_or(u64::MAX)
     }
 
     /// What all schedules ask for.
     pub(super) fn validate(&self, world: WorldSize) -> Result<()> {
-        let AttentionConfig { queries, keys, output, gradients, diagonals, key_parts, mask, .. } = self.attention;
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
+        let AttentionConfig { output, gradients, diagonals, key_parts, mask, .. } = self.attention;
         self.attention.validate()?;
         let chunks = self.partition.chunks(world);
         for (name, tokens) in [("queries", queries), ("keys", keys)] {
@@ -118,6 +146,20 @@ impl ContextParallelConfig {
                 return refuse(format!(
                     "attention.{name} is {tokens}: with {} parts on {world} it is a multiple of {chunks}; pad the sequence to {next}",
                     self.partition
+                ));
+            }
+        }
+        let (batches, ranks) = (if layout == Layout::Packed { 1 } else { batches }, world.get());
+        for (name, tokens, heads) in [("queries", queries, heads), ("keys", keys, key_heads)] {
+            // The numbers of dimensions are below 2^30, so their products fit 128 bits.
+            let rows = u128::from(batches) * u128::from(tokens);
+            let elements = rows * u128::from(heads) * u128::from(head_size + self.attention.value_size());
+            // Rows of sbhd are those of one batch, whose heads are those of all.
+            let counted = if layout == Layout::Sbhd { tokens.into() } else { rows };
+            if counted > u128::from(u32::MAX) || elements > MOST_ELEMENTS {
+                return refuse(format!(
+                    "attention.{name} is {tokens}, in all {rows} rows of {heads} heads on {ranks} ranks: at most {} rows, and {MOST_ELEMENTS} elements; take fewer batches or shorter sequences",
+                    u32::MAX
                 ));
             }
         }

@@ -82,23 +82,32 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
             return refuse("the gradient of a learnable sink is a sum over ranks, which takes messages: give Transport::both".to_owned());
         }
         let size = size_of::<T>() as u64;
-        let choose = |direction| config.choose(direction, world, transport.means(), size);
-        let (forward, backward) = (choose(Direction::Forward)?, choose(Direction::Backward)?);
-        let schedules = [forward.0, backward.0];
-        let engine = |schedules| Engine::new(stream, transport, config, share, schedules);
+        let means = transport.means();
+        let forward = config.choose(Direction::Forward, world, means, size)?;
+        let backward = config.choose(Direction::Backward, world, means.after(&config, &forward, world, size), size)?;
+        let schedules = [forward.schedule, backward.schedule];
+        let in_memory = [forward.in_memory, backward.in_memory];
+        let engine = |schedules, in_memory| {
+            // What has no room in the arena goes by messages.
+            let transport = if in_memory { transport } else { transport.by_messages_alone() };
+            Engine::new(stream, transport, config, share, schedules)
+        };
         let is_shared = schedules[0] == schedules[1] || schedules.iter().all(Schedule::is_by_sent_keys);
-        let engines = if is_shared { vec![engine(schedules)?] } else { vec![engine([schedules[0]; 2])?, engine([schedules[1]; 2])?] };
-        let pass = |direction, (schedule, why, refused): Chosen, engine: &Engine<'t, T>| {
+        let engines = match is_shared {
+            true => vec![engine(schedules, in_memory[0])?],
+            false => vec![engine([schedules[0]; 2], in_memory[0])?, engine([schedules[1]; 2], in_memory[1])?],
+        };
+        let pass = |direction, Chosen { schedule, why, refused, .. }: Chosen, engine: &Engine<'t, T>| {
             let (kernels, launches) = engine.kernels(direction);
             let received = engine.received(direction).unwrap_or_else(|| config.received(schedule, direction, world, size));
-            PassPlan { schedule, kernels, launches, received, why, refused }
+            PassPlan { schedule, kernels, launches, received, memory: engine.memory(&[direction]), why, refused }
         };
         let plan = Plan {
             forward: pass(Direction::Forward, forward, &engines[0]),
             backward: pass(Direction::Backward, backward, &engines[engines.len() - 1]),
-            bytes: engines.iter().map(Engine::bytes).sum(),
+            bytes: engines.iter().map(|engine| engine.memory(&Direction::BOTH)).sum(),
         };
-        let text = format!("{config:?} of {elements} by {schedules:?} over {transport:?}");
+        let text = format!("{config:?} of {elements} by {schedules:?}, in memory: {in_memory:?}, over {transport:?}");
         let agreement = Agreement::new(stream, &transport, text)?;
         Ok(Self { config, share, transport, engines, agreement, plan, has_batch: AtomicBool::new(false) })
     }

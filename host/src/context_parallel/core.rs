@@ -161,6 +161,7 @@ impl<'t, T: ContextElement> Core<'t, T> {
         let of = |name, len| Scratch::<f32>::new(stream, name, len);
         // Steps alone have the keys of one rank at a time.
         let one = if has(Route::Steps) && ranks > 1 { [k, v] } else { [0, 0] };
+        let given = if backward == Route::Steps { one } else { [0, 0] };
         let keys =
             |name, [k, v]: [u64; 2]| -> Result<[Scratch<T>; 2]> { Ok([Scratch::new(stream, name, k)?, Scratch::new(stream, name, v)?]) };
         let sums = |name, [k, v]: [u64; 2]| -> Result<[Scratch<f32>; 2]> { Ok([of(name, k)?, of(name, v)?]) };
@@ -170,7 +171,7 @@ impl<'t, T: ContextElement> Core<'t, T> {
         };
         // Ranks that do not read keys of this one give no gradients.
         returned.iter().try_for_each(|slots| slots.zero(stream))?;
-        let gathered = if has(Route::AtOnce) { Some(Gathered::new(stream, &config, &local)?) } else { None };
+        let gathered = if has(Route::AtOnce) { Some(Gathered::new(stream, &config, &local, backward == Route::AtOnce)?) } else { None };
         Ok(Self {
             forward: passes.forward(stream, forward)?,
             backward: passes.backward(stream, backward)?,
@@ -184,7 +185,7 @@ impl<'t, T: ContextElement> Core<'t, T> {
             max_logit: of("largest scores", heads)?,
             own: keys("own keys and values", [k, v])?,
             slots: [keys("keys and values of a rank", one)?, keys("keys and values of a rank", one)?],
-            parts: [sums("gradients for a rank", one)?, sums("gradients for a rank", one)?],
+            parts: [sums("gradients for a rank", given)?, sums("gradients for a rank", given)?],
             staged: Scratch::new(stream, "result without gaps", q.max(out).max(k).max(v))?,
             sink: SinkMemory::new(stream, &config, &local)?,
             returned,
@@ -225,18 +226,34 @@ impl<'t, T: ContextElement> Core<'t, T> {
         (k + v) * (owners * size_of::<T>() as u64 + readers * 4)
     }
 
-    /// Device memory.
-    pub fn bytes(&self) -> u64 {
-        let Self { nothing, running, gradient, log_sum_exp, deltas, max_logit, own, slots, parts, returned, staged, .. } = self;
-        let numbers = [nothing, running, gradient, log_sum_exp, deltas, max_logit].into_iter().chain(parts.as_flattened()).chain(returned);
-        let tensors = own.iter().chain(slots.as_flattened()).chain([staged]);
-        let arrays = self.forward.arrays.bytes() + self.backward.arrays.bytes();
+    /// Device memory that some passes use, which may share it.
+    pub fn memory(&self, passes: &[Direction]) -> u64 {
+        let Self { nothing, running, gradient, log_sum_exp, deltas, max_logit, own, slots, parts, returned, staged, gathered, .. } = self;
+        let sum = |numbers: &[&Scratch<f32>]| numbers.iter().map(|memory| memory.bytes()).sum::<u64>();
         let of_pull = match &self.mover {
             Mover::Pull(pull) => pull.shard_bytes(),
             Mover::Messages(_) => 0,
         };
-        let others = self.sink.as_ref().map_or(0, SinkMemory::bytes) + self.gathered.as_ref().map_or(0, Gathered::bytes);
-        numbers.map(Scratch::bytes).sum::<u64>() + tensors.map(Scratch::bytes).sum::<u64>() + arrays + of_pull + others
+        let always = sum(&[nothing, log_sum_exp]) + own.iter().chain([staged]).map(Scratch::bytes).sum::<u64>() + of_pull;
+        let of_pass = |pass: &Direction| match pass {
+            Direction::Forward => sum(&[running, max_logit]) + self.forward.arrays.bytes(),
+            Direction::Backward => {
+                let returning = parts.as_flattened().iter().chain(returned).map(Scratch::bytes).sum::<u64>();
+                let others = self.sink.as_ref().map_or(0, SinkMemory::bytes) + gathered.as_ref().map_or(0, Gathered::gradient_bytes);
+                sum(&[gradient, deltas]) + returning + others + self.backward.arrays.bytes()
+            }
+        };
+        // Keys of other ranks lie in memory that all passes of a route share.
+        let route = |pass: &Direction| match pass {
+            Direction::Forward => self.forward.route,
+            Direction::Backward => self.backward.route,
+        };
+        let keys = |of| match of {
+            Route::Steps => slots.as_flattened().iter().map(Scratch::bytes).sum::<u64>(),
+            Route::AtOnce => gathered.as_ref().map_or(0, Gathered::key_bytes),
+        };
+        let routes = [Route::Steps, Route::AtOnce].into_iter().filter(|of| passes.iter().any(|pass| route(pass) == *of));
+        always + passes.iter().map(of_pass).sum::<u64>() + routes.map(keys).sum::<u64>()
     }
 
     /// Fills what no pass may read before it has written it with NaN, in stream order.
@@ -350,16 +367,14 @@ impl Passes<'_> {
         let sequences = self.local.sequences();
         let prepare = |program: Program, arrays: Option<&[u32]>| {
             let program = program.without_idle(arrays, sequences);
-            // Kernels with options have neither a first nor a last step; the score of a sink is there before the first one. Sequences of unknown lengths may have no keys in
-            // one of them.
+            // Kernels with options have neither a first nor a last step; the score of a sink is there before the first one. Of packed sequences too, each query that sees a key of
+            // any owner is of every launch of its half.
             let has_ends = |launch: &Launch| {
                 let config = launch.config(self.config, self.local.packed, program.keys, keys_of(self.local, route));
                 AttentionConfig { output: Output::Last, ..config }.choose_on::<T>(&stream.device()).is_ok()
             };
             match route {
-                Route::Steps if !self.config.is_packed() && program.launches.iter().all(has_ends) => {
-                    program.with_ends(self.config.attention.sink == Sink::None)
-                }
+                Route::Steps if program.launches.iter().all(has_ends) => program.with_ends(self.config.attention.sink == Sink::None),
                 Route::Steps | Route::AtOnce => program,
             }
         };

@@ -141,11 +141,11 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         }
     }
 
-    /// Device memory.
-    pub fn bytes(&self) -> u64 {
+    /// Device memory that some passes use, which may share it.
+    pub fn memory(&self, passes: &[Direction]) -> u64 {
         match self {
-            Self::Core(core) => core.bytes(),
-            Self::AllToAll(all_to_all) => all_to_all.bytes(),
+            Self::Core(core) => core.memory(passes),
+            Self::AllToAll(all_to_all) => all_to_all.memory(passes),
         }
     }
 }

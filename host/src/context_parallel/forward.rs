@@ -137,8 +137,8 @@ impl<T: ContextElement> Core<'_, T> {
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
         let (begins, rounds) = (pass.program.begins(), pass.program.rounds());
-        // Halves that see nothing are of no launch.
-        let is_whole = pass.program.covers(self.config.partition);
+        // Halves that see nothing are of no launch, and padding of packed sequences neither.
+        let is_whole = !self.config.is_packed() && pass.program.covers(self.config.partition);
         Ok(Bound::new(move |stream| {
             let _turn = self.begin(stream, &own)?;
             // The sink is a score that every row sees, of a value that is zero.

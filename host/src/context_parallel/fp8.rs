@@ -151,8 +151,9 @@ impl<'t> ContextParallelFp8<'t> {
         let log_sum_exp = Scratch::<f32>::new(stream, "log-sum-exps of launches", local.packed.queries * local.packed.heads)?;
         let (amaxes, scales) = (Scratch::new(stream, "largest magnitudes", 3)?, Scratch::new(stream, "scales of all ranks", 3)?);
         let (amax, casts) = (Amax::new(&runtime)?, CurrentScaling::new(&runtime, ScaleOptions::default())?);
-        let of_codes = codes.iter().chain(&by_rank).chain(&natural).map(Scratch::bytes).sum::<u64>();
-        let bytes = of_codes + values.iter().map(Scratch::bytes).sum::<u64>() + log_sum_exp.bytes();
+        let sum = |all: &[Scratch<e4m3>]| all.iter().map(Scratch::bytes).sum::<u64>();
+        let (of_codes, of_forward) = (sum(&codes), sum(&by_rank) + sum(&natural) + log_sum_exp.bytes());
+        let of_values = values.iter().map(Scratch::bytes).sum::<u64>();
         // Both passes by one schedule, as its forward pass is not run. It comes last, as it tells the other ranks what this one makes.
         let backward = if config.backward == Schedule::Auto { Schedule::Gather } else { config.backward };
         let of_bf16 = ContextParallel::of(stream, transport, config.by(backward), "e4m3")?;
@@ -161,11 +162,13 @@ impl<'t> ContextParallelFp8<'t> {
             kernels: launches.iter().filter_map(|(_, kernel)| kernel.choice().kernel).take(1).collect(),
             launches: launches.len() as u32,
             received: (ranks - 1) * (k + v),
+            memory: of_codes + of_forward,
             why: "the kernel of 8 bits has all keys at once".to_owned(),
             refused: Vec::new(),
         };
-        let of_backward = of_bf16.plan().clone();
-        let plan = Plan { forward, bytes: of_backward.bytes + bytes, ..of_backward };
+        let Plan { mut backward, bytes, .. } = of_bf16.plan().clone();
+        backward.memory += of_codes + of_values;
+        let plan = Plan { forward, backward, bytes: bytes + of_codes + of_forward + of_values };
         Ok(Self {
             turn: Mutex::default(),
             config,

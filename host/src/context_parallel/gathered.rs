@@ -30,13 +30,15 @@ pub(super) struct Gathered<T> {
 }
 
 impl<T: Pod> Gathered<T> {
-    pub fn new(stream: &Stream, config: &ContextParallelConfig, local: &Local) -> Result<Self> {
+    /// Takes it: for gradients if a backward pass has all keys at once.
+    pub fn new(stream: &Stream, config: &ContextParallelConfig, local: &Local, has_gradients: bool) -> Result<Self> {
         let [_, k, v] = local.packed.whole_inputs().map(elements);
         let ranks = u64::from(local.share.world.get());
+        let added = if has_gradients { ranks } else { 0 };
         let both =
             |name| -> Result<[Scratch<T>; 2]> { Ok([Scratch::new(stream, name, ranks * k)?, Scratch::new(stream, name, ranks * v)?]) };
         let sums =
-            |name| -> Result<[Scratch<f32>; 2]> { Ok([Scratch::new(stream, name, ranks * k)?, Scratch::new(stream, name, ranks * v)?]) };
+            |name| -> Result<[Scratch<f32>; 2]> { Ok([Scratch::new(stream, name, added * k)?, Scratch::new(stream, name, added * v)?]) };
         let packed = config.is_packed();
         Ok(Self {
             by_rank: both("keys of one rank after another")?,
@@ -48,12 +50,15 @@ impl<T: Pod> Gathered<T> {
         })
     }
 
-    /// Device memory.
-    pub fn bytes(&self) -> u64 {
+    /// Device memory of keys and values.
+    pub fn key_bytes(&self) -> u64 {
         let tensors = self.by_rank.iter().chain(&self.natural).map(Scratch::bytes).sum::<u64>();
-        tensors
-            + self.gradients.iter().chain(&self.parts).map(Scratch::bytes).sum::<u64>()
-            + self.offsets.as_ref().map_or(0, Scratch::bytes)
+        tensors + self.offsets.as_ref().map_or(0, Scratch::bytes)
+    }
+
+    /// The same of their gradients.
+    pub fn gradient_bytes(&self) -> u64 {
+        self.gradients.iter().chain(&self.parts).map(Scratch::bytes).sum()
     }
 
     /// Fills it with NaN, in stream order.

@@ -6,6 +6,7 @@ use oxtile_tile::launch::BufferAccess;
 
 use super::element::ContextElement;
 use super::lane::{Lane, Trade, Way};
+use super::plan::Direction;
 use crate::attention::AttentionConfig;
 use crate::runtime::{Result, Stream};
 use crate::symmetric::Arena;
@@ -32,7 +33,9 @@ const MOST_GROUPS: u64 = 4;
 
 /// Into how many groups a rank's heads are cut: each has whole key heads, and rows that copy engines take at their full rate.
 pub(super) fn groups_of(all: &AttentionConfig, size: u64) -> u64 {
-    let is_wide = |count: &u64| all.key_heads.is_multiple_of(*count) && all.key_heads / count * all.head_size * size >= FULL_WIDTH;
+    let is_wide = |count: &u64| {
+        all.key_heads.is_multiple_of(*count) && (all.key_heads / count).saturating_mul(all.head_size).saturating_mul(size) >= FULL_WIDTH
+    };
     (1..=MOST_GROUPS).rev().find(is_wide).unwrap_or(1)
 }
 
@@ -101,7 +104,13 @@ impl<T: ContextElement> Group<T> {
         self.log_sum_exp.spoil(stream)
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.backward().into_iter().chain(&self.grads).map(Lane::bytes).sum::<u64>() + self.log_sum_exp.bytes()
+    /// Device memory that some passes use.
+    pub fn memory(&self, passes: &[Direction]) -> u64 {
+        let lanes: Vec<_> = match passes.contains(&Direction::Backward) {
+            // What the forward pass gives is given again.
+            true => self.backward().into_iter().chain(&self.grads).collect(),
+            false => self.forward().into_iter().chain([&self.out]).collect(),
+        };
+        lanes.into_iter().map(Lane::bytes).sum::<u64>() + self.log_sum_exp.bytes()
     }
 }

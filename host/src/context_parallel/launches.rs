@@ -167,7 +167,7 @@ pub(super) fn owner_of(share: Share, step: u32) -> Rank {
     rank_at(share, share.rank.index() + share.world.get() - step)
 }
 
-/// Who reads a rank's keys in a step.
+/// Who reads a rank's keys in a step, the ranks after it in turn.
 pub(super) fn reader_of(share: Share, step: u32) -> Rank {
     rank_at(share, share.rank.index() + step)
 }

@@ -31,14 +31,23 @@ pub struct PassPlan {
     pub launches: u32,
     /// Bytes that this rank receives in a pass.
     pub received: u64,
+    /// Bytes of device memory that the pass uses. Both passes may use the same: [`Plan::bytes`] counts that once.
+    pub memory: u64,
     /// Why this schedule, with the times by a model.
     pub why: String,
     /// Schedules that cannot be taken, and why.
     pub refused: Vec<(Schedule, String)>,
 }
 
-/// A schedule, why it is taken, and those that cannot be, each with why.
-pub(super) type Chosen = (Schedule, String, Vec<(Schedule, String)>);
+/// A schedule that is taken.
+pub(super) struct Chosen {
+    pub schedule: Schedule,
+    /// Whether it reaches the memory of other ranks.
+    pub in_memory: bool,
+    pub why: String,
+    /// Those that cannot be taken, each with why.
+    pub refused: Vec<(Schedule, String)>,
+}
 
 /// A pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +56,30 @@ pub(super) enum Direction {
     Backward,
 }
 
+impl Direction {
+    pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
+}
+
 /// What a transport has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Means {
     pub messages: bool,
-    pub memory: bool,
+    /// Bytes of the arena that are not taken, if there is one.
+    pub room: Option<u64>,
+    /// The schedule of the other pass, whose part of the arena is counted already.
+    pub held: Option<Schedule>,
     pub grid: bool,
+}
+
+impl Means {
+    /// What is left for the other pass.
+    pub fn after(self, config: &ContextParallelConfig, chosen: &Chosen, world: WorldSize, size: u64) -> Self {
+        if !chosen.in_memory {
+            return self;
+        }
+        let taken = config.arena_bytes_of(chosen.schedule, world, size);
+        Self { room: self.room.map(|room| room.saturating_sub(taken)), held: Some(chosen.schedule), ..self }
+    }
 }
 
 /// What the model knows of devices and links: `bf16` heads of 128 on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host
@@ -100,16 +127,26 @@ impl ContextParallelConfig {
             Direction::Forward => self.forward,
             Direction::Backward => self.backward,
         };
+        let chosen = |schedule, why: String, refused| {
+            let in_memory = self.is_in_memory(schedule, world, (means, size));
+            // Messages in the place of memory are slower: the reason is stated.
+            let full = means
+                .room
+                .filter(|_| schedule == Schedule::AllToAll && !in_memory)
+                .map(|room| self.why_full(schedule, world, (room, size)));
+            let why = full.map_or_else(|| why.clone(), |full| format!("{why}; by messages, as {full}"));
+            Chosen { schedule, in_memory, why, refused }
+        };
         if asked != Schedule::Auto {
-            return match self.why_not(asked, direction, world, means) {
+            return match self.why_not(asked, direction, world, (means, size)) {
                 Some(why) => refuse(format!("{asked} cannot be taken: {why}")),
-                None => Ok((asked, format!("asked for; {}", self.times(asked, direction, world, (means, size))), Vec::new())),
+                None => Ok(chosen(asked, format!("asked for; {}", self.times(asked, direction, world, (means, size))), Vec::new())),
             };
         }
         let mut refused = Vec::new();
         let mut possible = Vec::new();
         for schedule in CANDIDATES {
-            match self.why_not(schedule, direction, world, means) {
+            match self.why_not(schedule, direction, world, (means, size)) {
                 Some(why) => refused.push((schedule, why)),
                 None => possible.push(schedule),
             }
@@ -121,11 +158,26 @@ impl ContextParallelConfig {
             return refuse(format!("no schedule can be taken. {}", all.join(". ")));
         };
         let times: Vec<_> = possible.iter().map(|schedule| self.times(*schedule, direction, world, (means, size))).collect();
-        Ok((best, times.join("; "), refused))
+        Ok(chosen(best, times.join("; "), refused))
+    }
+
+    /// Whether a schedule reaches the memory of other ranks: where there is room for what it takes.
+    fn is_in_memory(&self, schedule: Schedule, world: WorldSize, (means, size): (Means, u64)) -> bool {
+        let reaches = matches!(schedule, Schedule::Pull | Schedule::AllToAll);
+        let fits = |room| means.held == Some(schedule) || self.arena_bytes_of(schedule, world, size) <= room;
+        reaches && means.room.is_some_and(fits)
+    }
+
+    /// Why it does not, if there is an arena.
+    fn why_full(&self, schedule: Schedule, world: WorldSize, (room, size): (u64, u64)) -> String {
+        let needed = self.arena_bytes_of(schedule, world, size);
+        format!(
+            "the arena has {room} bytes left, and it takes {needed}: open it with as many more (ArenaOptions::bytes, ContextParallelConfig::arena_bytes)"
+        )
     }
 
     /// Why a schedule cannot be taken, and what to take instead.
-    fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, means: Means) -> Option<String> {
+    fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
         let AttentionConfig { layout, batches, heads, key_heads, max_logit, .. } = self.attention;
         let ranks = u64::from(world.get());
         let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
@@ -145,20 +197,25 @@ impl ContextParallelConfig {
                 format!("key_heads is {key_heads}, neither a multiple nor a divisor of {ranks} ranks that trade heads: take ring or gather")
             })
         };
+        let in_memory = self.is_in_memory(schedule, world, (means, size));
         match schedule {
             Schedule::Auto => None,
             Schedule::Ring if !means.messages => Some(no_messages()),
             Schedule::Ring => by_steps(),
-            Schedule::Pull if !means.memory => {
-                Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned())
-            }
-            Schedule::Pull => by_steps(),
+            Schedule::Pull => match means.room {
+                None => Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned()),
+                Some(room) if !in_memory => Some(self.why_full(schedule, world, (room, size))),
+                Some(_) => by_steps(),
+            },
             Schedule::Gather if !means.messages => Some(no_messages()),
             Schedule::Gather if max_logit && layout == Layout::Sbhd && batches > 1 => {
                 Some("max_logit of layout sbhd, whose batches count as heads: take all-to-all, or layout bshd".to_owned())
             }
             Schedule::Gather => None,
-            Schedule::AllToAll if !means.messages && !means.memory => Some(no_messages()),
+            Schedule::AllToAll if !means.messages && !in_memory => match means.room {
+                Some(room) => Some(self.why_full(schedule, world, (room, size))),
+                None => Some(no_messages()),
+            },
             Schedule::AllToAll => trades(ranks),
             Schedule::Hierarchical { inner } if !ranks.is_multiple_of(inner.get().into()) => {
                 Some(format!("{} neighbours do not divide {world}: take a divisor", inner.get()))
@@ -251,7 +308,7 @@ impl ContextParallelConfig {
                 let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
                 Time { compute: whole, exposed: messages + kv * share * bytes / HOPPER.memory }
             }
-            Schedule::AllToAll if means.memory => {
+            Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
                 let wire = received / HOPPER.copies / groups_of(&traded, size) as f64;
                 Time { compute: whole * HOPPER.groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
@@ -303,9 +360,9 @@ impl Time {
 
 impl fmt::Display for PassPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { schedule, kernels, launches, received, why, .. } = self;
+        let Self { schedule, kernels, launches, received, memory, why, .. } = self;
         let kernels = if kernels.is_empty() { "nothing to compute".to_owned() } else { kernels.join(" and ") };
-        write!(f, "{schedule}, {launches} launches of {kernels}, {received} bytes received ({why})")
+        write!(f, "{schedule}, {launches} launches of {kernels}, {received} bytes received, {memory} of memory ({why})")
     }
 }
 
@@ -321,7 +378,7 @@ mod tests {
     use super::*;
     use crate::attention::Mask;
 
-    const ALL: Means = Means { messages: true, memory: true, grid: true };
+    const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true };
 
     fn config(queries: u64, heads: u64, key_heads: u64) -> ContextParallelConfig {
         let mask = Mask::CausalBottomRight;
@@ -330,8 +387,8 @@ mod tests {
     }
 
     fn chosen(config: &ContextParallelConfig, ranks: u32, means: Means) -> (Schedule, Vec<(Schedule, String)>) {
-        let (schedule, _, refused) = config.choose(Direction::Forward, WorldSize::new(ranks).unwrap(), means, 2).unwrap();
-        (schedule, refused)
+        let chosen = config.choose(Direction::Forward, WorldSize::new(ranks).unwrap(), means, 2).unwrap();
+        (chosen.schedule, chosen.refused)
     }
 
     /// Steps by the memory of owners hide their wire and slow no kernel; by messages steps hide theirs where sequences are long.
@@ -339,7 +396,7 @@ mod tests {
     fn auto_takes_the_fastest_there_is() {
         let long = config(128 << 10, 16, 16);
         assert_eq!(chosen(&long, 4, ALL).0, Schedule::Pull);
-        let messages = Means { messages: true, memory: false, grid: false };
+        let messages = Means { room: None, grid: false, ..ALL };
         assert_eq!(chosen(&long, 4, messages).0, Schedule::Ring);
         // Between short steps nothing is hidden, and fewer bytes are sooner there.
         assert_eq!(chosen(&config(512, 16, 16), 4, messages).0, Schedule::AllToAll);
@@ -348,7 +405,7 @@ mod tests {
         assert_eq!(schedule, Schedule::Pull);
         assert_eq!(refused[0].0, Schedule::AllToAll);
         assert!(refused[0].1.contains("key_heads is 6"), "{refused:?}");
-        let alone = Means { messages: false, memory: true, grid: false };
+        let alone = Means { messages: false, grid: false, ..ALL };
         assert_eq!(chosen(&long, 4, alone).0, Schedule::Pull);
     }
 
@@ -357,15 +414,47 @@ mod tests {
     fn what_is_asked_for_is_taken_or_refused() {
         let world = WorldSize::new(4).unwrap();
         let ask = |config: ContextParallelConfig, schedule, means| config.by(schedule).choose(Direction::Backward, world, means, 2);
-        assert_eq!(ask(config(64, 6, 2), Schedule::Ring, ALL).unwrap().0, Schedule::Ring);
-        let error = ask(config(64, 6, 2), Schedule::AllToAll, ALL).unwrap_err().to_string();
+        let refused = |chosen: Result<Chosen>| chosen.map(|chosen| chosen.schedule).unwrap_err().to_string();
+        assert_eq!(ask(config(64, 6, 2), Schedule::Ring, ALL).unwrap().schedule, Schedule::Ring);
+        let error = refused(ask(config(64, 6, 2), Schedule::AllToAll, ALL));
         assert!(error.contains("heads is 6") && error.contains("ring or gather"), "{error}");
         let inner = WorldSize::new(3).unwrap();
-        let error = ask(config(64, 6, 6), Schedule::Hierarchical { inner }, ALL).unwrap_err().to_string();
+        let error = refused(ask(config(64, 6, 6), Schedule::Hierarchical { inner }, ALL));
         assert!(error.contains("3 neighbours do not divide 4 ranks"), "{error}");
-        let none = Means { messages: false, memory: false, grid: false };
-        let error = config(64, 4, 4).choose(Direction::Forward, world, none, 2).unwrap_err().to_string();
+        let none = Means { messages: false, room: None, grid: false, ..ALL };
+        let error = refused(config(64, 4, 4).choose(Direction::Forward, world, none, 2));
         assert!(error.contains("no schedule can be taken") && error.contains("Transport::collective"), "{error}");
+    }
+
+    /// An arena without room is no memory of other ranks: what can go by messages does, and what cannot is refused with the bytes that are missing. Both passes by one schedule take
+    /// their part once.
+    #[test]
+    fn an_arena_without_room_is_not_taken() {
+        let world = WorldSize::new(4).unwrap();
+        let (long, few) = (config(128 << 10, 16, 16), Means { room: Some(1 << 20), ..ALL });
+        let (schedule, refused) = chosen(&long, 4, few);
+        let needed = long.arena_bytes_of(Schedule::Pull, world, 2);
+        assert_eq!((schedule, refused[0].0), (Schedule::Ring, Schedule::Pull));
+        assert!(
+            refused[0].1.contains(&format!("1048576 bytes left, and it takes {needed}")) && refused[0].1.contains("ArenaOptions::bytes")
+        );
+        let asked = long.by(Schedule::AllToAll);
+        let by_messages = asked.choose(Direction::Forward, world, few, 2).unwrap();
+        assert!(
+            !by_messages.in_memory && by_messages.why.contains("by messages, as the arena has 1048576 bytes left"),
+            "{}",
+            by_messages.why
+        );
+        let error = |means| asked.choose(Direction::Forward, world, means, 2).map(|chosen| chosen.schedule).unwrap_err().to_string();
+        assert!(error(Means { messages: false, ..few }).contains("ArenaOptions::bytes"));
+        // Room for one of the two.
+        let room = Means { messages: false, room: Some(asked.arena_bytes_of(Schedule::AllToAll, world, 2)), ..ALL };
+        let forward = asked.choose(Direction::Forward, world, room, 2).unwrap();
+        let after = room.after(&asked, &forward, world, 2);
+        assert_eq!(after.room, Some(0));
+        assert!(forward.in_memory && asked.choose(Direction::Backward, world, after, 2).unwrap().in_memory);
+        let mixed = ContextParallelConfig { backward: Schedule::Pull, ..asked };
+        assert!(mixed.choose(Direction::Backward, world, after, 2).is_err());
     }
 
     /// Bytes of a small case, counted by hand: 4 ranks of 16 tokens, 2 key heads of 8 elements of 2 bytes.

@@ -45,6 +45,9 @@ impl<'t> Transport<'t> {
 
     /// This rank, and how many there are.
     pub(super) fn place(&self) -> Result<(Rank, WorldSize)> {
+        if let Some((arena, member)) = self.memory {
+            arena.check_member("Transport", member)?;
+        }
         let by_messages = self.messages.map(|messages| (messages.rank(), messages.world()));
         let by_memory = self.memory.map(|(_, member)| (member.rank(), member.team().size()));
         match (by_messages, by_memory) {
@@ -58,7 +61,12 @@ impl<'t> Transport<'t> {
     }
 
     pub(super) fn means(&self) -> Means {
-        Means { messages: self.messages.is_some(), memory: self.memory.is_some(), grid: self.grid.is_some() }
+        Means { messages: self.messages.is_some(), room: self.memory.map(|(arena, _)| arena.room()), held: None, grid: self.grid.is_some() }
+    }
+
+    /// The same without the memory.
+    pub(super) fn by_messages_alone(self) -> Self {
+        Self { memory: None, ..self }
     }
 
     /// Messages for a schedule.

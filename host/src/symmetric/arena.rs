@@ -144,6 +144,11 @@ impl Arena {
         Err(Error::Invalid { what, why: format!("{member:?} is not of {} in an arena of {}", self.rank(), self.world()) })
     }
 
+    /// Bytes that buffers may still take.
+    pub(crate) fn room(&self) -> u64 {
+        self.0.layout.room()
+    }
+
     /// What the memory can do.
     pub fn capabilities(&self) -> Capabilities {
         self.0.backend.capabilities()

@@ -74,6 +74,11 @@ impl Layout {
         self.bytes
     }
 
+    /// Bytes that are not taken.
+    pub fn room(&self) -> u64 {
+        self.bytes - lock(&self.taken).end
+    }
+
     /// Where buffers begin.
     pub fn heap(&self) -> u64 {
         self.heap

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink};
-use oxtile::comm::WorldSize;
-use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Schedule};
+use oxtile::comm::{EmulatedCommunicator, Rank, Team, WorldSize};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Plan, Schedule, Transport};
 use oxtile::num::bf16;
 use oxtile::runtime::Mode;
+use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Graph, Result};
 
 use crate::context_case::Case;
@@ -141,6 +142,47 @@ fn two_layers(case: &Case) -> Result<()> {
     ranks.close()
 }
 
+/// A rank may be many passes ahead: all of them are enqueued before the next rank has begun, eager ones after those of a graph. No put or get meets what a late rank still reads.
+#[test]
+fn ranks_run_ahead() {
+    let one = AttentionConfig { queries: 8, keys: 8, heads: 1, key_heads: 1, kernels: Kernels::Portable, ..SMALL };
+    let two = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one });
+    let three = Case::new(3, AttentionConfig { queries: 12, keys: 12, heads: 3, key_heads: 3, ..one });
+    for case in [Case::new(2, one).by(Schedule::Pull), two.by_puts(), three.by_puts()] {
+        (1..=seeds() / 8).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
+    }
+}
+
+fn run_ahead(case: &Case) -> Result<()> {
+    let ranks = Ranks::new(case)?;
+    let operations = ranks.operations::<bf16>()?;
+    let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
+    let mut layers = [ranks.tensors(&wholes[0])?, ranks.tensors(&wholes[1])?];
+    let mut graphs = Vec::new();
+    for (at, (operation, stream)) in operations.iter().zip(&ranks.world.streams).enumerate() {
+        let streams: Vec<_> = std::iter::once(stream).chain(operation.streams()).collect();
+        let mut pass = layers[0][at].forward(case, operation, stream)?;
+        let graph = Graph::capture(&streams, || pass.run(stream))?;
+        drop(pass);
+        graph.replay(stream)?;
+        for (layer, is_backward) in [(1, false), (1, true), (0, true), (1, false), (0, false), (0, true)] {
+            let tensors = &mut layers[layer][at];
+            let mut pass =
+                if is_backward { tensors.backward(case, operation, stream)? } else { tensors.forward(case, operation, stream)? };
+            pass.run(stream)?;
+        }
+        graphs.push(graph);
+    }
+    for (whole, tensors) in wholes.iter().zip(&layers) {
+        let expected = whole.solve();
+        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(tensors) {
+            case.compare(rank, &tensors.results(stream)?, &expected);
+        }
+    }
+    drop((graphs, operations));
+    ranks.close()
+}
+
 /// Ranks that make different operations are told both.
 #[test]
 fn another_operation_of_another_rank_is_named() {
@@ -168,11 +210,28 @@ fn what_cannot_be_is_refused() {
     refused(AttentionConfig { queries: 14, keys: 14, ..SMALL }, Schedule::Auto, "pad the sequence to 16");
     refused(AttentionConfig { keys: 24, ..SMALL }, Schedule::Auto, "12 queries and 24 keys");
     refused(AttentionConfig { max_logit: true, ..SMALL }, Schedule::Ring, "take gather or all-to-all");
+    let inner = Schedule::Hierarchical { inner: WorldSize::new(2).unwrap() };
     refused(AttentionConfig { heads: 3, key_heads: 3, ..SMALL }, Schedule::AllToAll, "take ring or gather");
     refused(SMALL, Schedule::Pull, "give Transport::symmetric or Transport::both");
-    refused(SMALL, Schedule::Hierarchical { inner: WorldSize::new(2).unwrap() }, "Transport::with_grid");
+    refused(SMALL, inner, "Transport::with_grid");
     refused(AttentionConfig { diagonals: true, layout: Layout::Packed, ..SMALL }, Schedule::Auto, "they follow from the parts");
     refused(AttentionConfig { key_heads: 0, ..SMALL }, Schedule::Auto, "at least 1");
+    // What a schedule does not have names those that do.
+    let of_grid = Ranks::new(&Case::new(2, SMALL).by(inner)).unwrap();
+    let of_memory = Ranks::new(&Case::new(2, SMALL).by(Schedule::Pull)).unwrap();
+    let largest = AttentionConfig { max_logit: true, ..SMALL };
+    let packed = AttentionConfig { layout: Layout::Packed, ..SMALL };
+    let cases = [
+        (&of_memory, largest, Schedule::Pull, "take gather or all-to-all"),
+        (&of_grid, largest, inner, "take gather or all-to-all"),
+        (&of_grid, packed, inner, "take ring, or all-to-all"),
+        (&of_memory, AttentionConfig { layout: Layout::Sbhd, batches: 2, ..largest }, Schedule::Gather, "take all-to-all, or layout bshd"),
+    ];
+    for (ranks, attention, schedule, part) in cases {
+        let config = ContextParallelConfig::new(attention).by(schedule);
+        let error = ContextParallel::<bf16>::new(&ranks.world.streams[0], ranks.transport(0), config).unwrap_err().to_string();
+        assert!(error.contains(part), "{part}: {error}");
+    }
     // Tensors that do not fit, one of each.
     let case = Case::new(2, AttentionConfig { sink: Sink::Learnable, ..SMALL });
     let ranks = Ranks::new(&case).unwrap();
@@ -257,4 +316,113 @@ fn a_rank_that_does_not_come_is_named() {
     tensors[0].forward(&case, &operations[0], stream).unwrap().run(stream).unwrap();
     let error = stream.synchronize().unwrap_err().to_string();
     assert!(error.contains("rank 1"), "{error}");
+}
+
+/// Sizes whose products no device holds, and a member of another world than the arena's, are refused as well: nothing wraps, and no other rank's memory is written.
+#[test]
+fn what_no_device_holds_is_refused() {
+    let case = Case::new(2, SMALL).by(Schedule::Pull);
+    let ranks = Ranks::new(&case).unwrap();
+    let stream = &ranks.world.streams[0];
+    let error = |transport, attention: AttentionConfig, schedule| {
+        let config = ContextParallelConfig::new(attention).by(schedule);
+        ContextParallel::<bf16>::new(stream, transport, config).map(drop).unwrap_err().to_string()
+    };
+    let many = 1 << 29;
+    let large = AttentionConfig { queries: many, keys: many, heads: many, key_heads: many, batches: many, ..SMALL };
+    for layout in [Layout::Bshd, Layout::Sbhd, Layout::Packed] {
+        for schedule in [Schedule::Auto, Schedule::Ring, Schedule::Pull, Schedule::AllToAll] {
+            let error = error(ranks.transport(0), AttentionConfig { layout, ..large }, schedule);
+            assert!(error.contains("fewer batches or shorter sequences"), "{layout:?}, {schedule}: {error}");
+        }
+    }
+    // 2^32 rows of all ranks, which 32 bits do not count.
+    let rows = AttentionConfig { queries: many, keys: many, batches: 8, ..SMALL };
+    assert!(error(ranks.transport(0), rows, Schedule::Ring).contains("4294967296 rows"));
+    let config = ContextParallelConfig::new(large);
+    assert_eq!(config.arena_bytes(case.world(), 2), u64::MAX);
+    // Rank 0 of a world of three, in an arena of two.
+    let member = Team::all(WorldSize::new(3).unwrap()).member(Rank::ZERO).unwrap();
+    for schedule in [Schedule::Auto, Schedule::Pull, Schedule::AllToAll] {
+        let error = error(Transport::symmetric(&ranks.arenas[0], &member), AttentionConfig { heads: 3, key_heads: 3, ..SMALL }, schedule);
+        assert!(error.contains("in an arena of 2"), "{error}");
+    }
+}
+
+/// What has no room in the arena goes by messages where it can, and the plan states why; what cannot is refused with the bytes that are missing.
+#[test]
+fn an_arena_that_is_too_small() {
+    for (schedule, taken) in [(Schedule::Auto, None), (Schedule::AllToAll, Some(Schedule::AllToAll)), (Schedule::Pull, None)] {
+        let case = Case::new(2, SMALL).by(Schedule::Pull);
+        let mut ranks = Ranks::new(&case).unwrap();
+        let of = ContextParallelConfig::new(SMALL).by(schedule);
+        let needed = of.arena_bytes(case.world(), 2);
+        let options = ArenaOptions { bytes: 1 << 9, ..case.options() };
+        assert!(needed > options.bytes);
+        let open = |rank: &EmulatedCommunicator| Arena::open(rank, options.clone());
+        let small = ranks.world.ranks.iter().map(open).collect::<Result<Vec<_>>>().unwrap();
+        let large = std::mem::replace(&mut ranks.arenas, small);
+        let make = |at: usize| ContextParallel::<bf16>::new(&ranks.world.streams[at], ranks.transport(at), of);
+        if schedule == Schedule::Pull {
+            let error = make(0).map(drop).unwrap_err().to_string();
+            assert!(error.contains("512 bytes left") && error.contains("ArenaOptions::bytes"), "{error}");
+            continue;
+        }
+        let operations = [make(0).unwrap(), make(1).unwrap()];
+        for pass in [&operations[0].plan().forward, &operations[0].plan().backward] {
+            assert!(taken.is_none_or(|taken| taken == pass.schedule) && pass.schedule != Schedule::Pull, "{pass}");
+            let why = format!("{} {:?}", pass.why, pass.refused);
+            assert!(why.contains("512 bytes left") && why.contains("ArenaOptions::bytes"), "{why}");
+        }
+        let whole = case.whole();
+        let mut tensors = ranks.tensors::<bf16>(&whole).unwrap();
+        for is_backward in [false, true] {
+            for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
+                let pass = if is_backward { tensors.backward(&case, operation, stream) } else { tensors.forward(&case, operation, stream) };
+                pass.unwrap().run(stream).unwrap();
+            }
+        }
+        let expected = whole.solve();
+        for ((rank, stream), tensors) in case.world().ranks().zip(&ranks.world.streams).zip(&tensors) {
+            case.compare(rank, &tensors.results(stream).unwrap(), &expected);
+        }
+        drop((operations, large));
+    }
+}
+
+/// The memory of each pass, by the formulas of docs/context-parallel.md; what passes share is counted once.
+#[test]
+fn memory_is_that_of_each_pass() {
+    let tall = AttentionConfig { queries: 1024, keys: 1024, head_size: 64, ..SMALL };
+    let [kv, q, rows] = [512 * 2 * (64 + 64), 512 * 2 * 64, 512 * 2];
+    let ring = [6 * kv + 4 * q + 4 * rows + 2 * q, (14 + 4 * 2) * kv + 4 * q + 8 * rows + 2 * q];
+    // Of pull keys and values lie in the arena too.
+    let pull = ring.map(|bytes| bytes + 2 * kv);
+    let gather = [(2 + 4 * 2) * kv + 4 * rows + 2 * q, (2 + 16 * 2) * kv + 4 * q + 8 * rows + 2 * q];
+    // By puts heads lie where they are used, and results in blocks too: out and the log-sum-exp here, three gradients there.
+    let puts = [2 * (q + kv) + 4 * q + 8 * rows, 6 * (q + kv) + 6 * q + 8 * rows];
+    let cases = [
+        (Case::new(2, tall), ring),
+        (Case::new(2, tall).by(Schedule::Pull), pull),
+        (Case::new(2, tall).by(Schedule::Gather), gather),
+        (Case::new(2, tall).by_puts(), puts),
+    ];
+    for (case, expected) in cases {
+        let ranks = Ranks::new(&case).unwrap();
+        let operations = ranks.operations::<bf16>().unwrap();
+        let plan = operations[0].plan();
+        let passes = [plan.forward.memory, plan.backward.memory];
+        for (pass, expected) in passes.into_iter().zip(expected) {
+            // Arrays, sinks and numbers of a head are small.
+            assert!((expected..expected + 2048).contains(&pass), "{case:?}: {pass}, not {expected}");
+        }
+        assert!(passes.iter().all(|pass| *pass <= plan.bytes) && plan.bytes < passes.iter().sum(), "{case:?}: {plan}");
+        assert!(plan.to_string().contains(&format!("{} of memory", passes[0])), "{plan}");
+    }
+    // Passes of two routes share no keys of other ranks.
+    let config = ContextParallelConfig { backward: Schedule::Ring, ..Case::new(2, tall).by(Schedule::Gather).config };
+    let ranks = Ranks::new(&Case { config, ..Case::new(2, tall) }).unwrap();
+    let operations = ranks.operations::<bf16>().unwrap();
+    let Plan { forward, backward, .. } = operations[0].plan();
+    assert!((gather[0]..gather[0] + 2048).contains(&forward.memory) && (ring[1]..ring[1] + 2048).contains(&backward.memory));
 }

@@ -3,8 +3,10 @@
 use oxtile::attention::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
 use oxtile::comm::WorldSize;
 use oxtile::context_parallel::{ContextParallelConfig, Partition, Schedule};
+use oxtile::num::bf16;
 
 use crate::context_case::Case;
+use crate::context_ranks::Ranks;
 use crate::support::is_long;
 
 pub const BASE: AttentionConfig = AttentionConfig {
@@ -203,6 +205,23 @@ fn packed_sequences() {
         })
     });
     all(cases);
+}
+
+/// Steps of packed sequences begin and round as those of dense ones: also where the owner of the first or of the last step has no key of a sequence, and a half is done before the other.
+#[test]
+fn packed_steps_begin_and_round() {
+    let lengths = [vec![[1, 12], [12, 12], [0, 0], [5, 12]], vec![[2, 12], [0, 12], [7, 12], [3, 12]]];
+    for (ranks, schedule) in [(2, Schedule::Ring), (3, Schedule::Pull)] {
+        for (mask, lengths) in [Mask::Full, Mask::CausalBottomRight].into_iter().flat_map(|mask| lengths.iter().map(move |l| (mask, l))) {
+            let attention = AttentionConfig { layout: Layout::Packed, batches: 4, queries: 60, keys: 60, heads: 1, mask, ..BASE };
+            let case = Case { lengths: lengths.clone(), ..Case::new(ranks, attention).by(schedule) };
+            case.run().unwrap();
+            // Rank 0 has two halves, of which the early one is done after its own keys: one launch more than steps under a causal mask. A pass that merges all has one a step.
+            let found = Ranks::new(&case).unwrap();
+            let launches = found.operations::<bf16>().unwrap()[0].plan().forward.launches;
+            assert_eq!(launches, ranks + u32::from(mask != Mask::Full), "{case:?}");
+        }
+    }
 }
 
 /// Packed sequences of four and eight ranks: one long, empty, short and padded ones, of each schedule that takes them; in quick runs three of the eight.

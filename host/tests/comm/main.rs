@@ -13,6 +13,8 @@
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_fp8` | the same of 8 bits |
+//! | `context_bugs`, `context_protocol` | planted bugs of it: of what ranks compute and send, and of its flags |
+//! | `context_deaths` | ranks of it that end, or are late |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
@@ -28,11 +30,14 @@
 mod arenas;
 mod batch;
 mod collectives;
+mod context_bugs;
 mod context_calls;
 mod context_case;
+mod context_deaths;
 mod context_example;
 mod context_fp8;
 mod context_parallel;
+mod context_protocol;
 mod context_ranks;
 mod context_tensors;
 mod contiguous;

@@ -10,7 +10,7 @@ use oxtile::{Buffer, EmulatedOptions, Error, Result, Runtime, Stream};
 
 const WORLD: u32 = 3;
 /// The deadline of ranks that are told of nothing.
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 /// Within which all has to be over that is known at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -18,7 +18,7 @@ const FIRST: Epoch = Epoch::ZERO.next();
 
 /// How a thread ends: by a panic, or not before the others have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub enum End {
     Panic,
     Stop,
 }
@@ -26,7 +26,7 @@ enum End {
 const ENDS: [(End, Duration); 2] = [(End::Panic, LONG), (End::Stop, SHORT)];
 
 /// A rank a thread, which is dropped with it; the victim ends as told where the others go on. What these return, and whether that took long.
-fn run<R: Send>(ranks: Vec<R>, victim: usize, end: End, body: impl Fn(&R, &dyn Fn()) -> Result<()> + Sync) -> Vec<(Error, Duration)> {
+pub fn run<R: Send>(ranks: Vec<R>, victim: usize, end: End, body: impl Fn(&R, &dyn Fn()) -> Result<()> + Sync) -> Vec<(Error, Duration)> {
     let (body, start) = (&body, Instant::now());
     let (let_go, held) = mpsc::channel::<()>();
     thread::scope(|scope| {

@@ -53,6 +53,8 @@ struct Pass {
     launches: u32,
     /// Bytes from other ranks.
     received: u64,
+    /// Bytes of device memory, of which the other pass may use the same.
+    memory: u64,
     why: String,
     refused: Vec<Refusal>,
 }
@@ -72,6 +74,7 @@ impl Passes {
             kernels: pass.kernels.clone(),
             launches: pass.launches,
             received: pass.received,
+            memory: pass.memory,
             why: pass.why.clone(),
             refused: pass.refused.iter().map(refusal).collect(),
         };
