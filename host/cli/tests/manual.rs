@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::process::Command;
+use std::{fs, process::Command};
 
-use common::{names, run, stderr};
+use common::{file, names, oxtile, run, stderr};
 use oxtile_cli::arguments::command_line;
 
 /// The commands, each with its options.
@@ -92,4 +92,27 @@ fn every_command_has_its_page() {
     let refused = run(&[&"man", &"--out-dir", &pages.join("oxtile.1")]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("oxtile.1: cannot create the folder: "), "{}", stderr(&refused));
+}
+
+#[test]
+fn help_is_a_help_however_it_is_asked_for() {
+    for words in [&["help", "--help"][..], &["help", "-h"], &["help"]] {
+        assert_eq!(text(words), text(&["--help"]), "{words:?}");
+    }
+    assert_eq!(text(&["help", "join", "--help"]), text(&["join", "--help"]));
+}
+
+/// The error says how such a file is named, and by that name it is read.
+#[test]
+fn a_file_whose_name_begins_with_a_dash() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::write(folder.path().join("-file"), file(r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#, &[0; 4])).expect("a file");
+    let inspect = |words: &[&str]| oxtile().arg("inspect").args(words).current_dir(folder.path()).output().expect("the binary runs");
+    let refused = inspect(&["-file"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("if '-file' is a file, write './-file'"), "{}", stderr(&refused));
+    for words in [&["./-file"][..], &["--", "-file"]] {
+        let done = inspect(words);
+        assert!(done.status.success(), "{words:?}: {}", stderr(&done));
+    }
 }
