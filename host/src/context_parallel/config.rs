@@ -26,7 +26,7 @@ pub struct ContextParallelConfig {
 /// How the keys and values of all ranks reach the queries of all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Schedule {
-    /// The one that moves the fewest bytes in this pass, of those that the transport has.
+    /// The one that takes the least time in this pass by a model, of those that the transport has, and that have room in its arena.
     #[default]
     Auto,
     /// Each step attends to the keys of one more rank while the next rank's keys are sent. It needs two buffers for the keys of one rank. By messages, also
@@ -95,7 +95,8 @@ impl ContextParallelConfig {
 
     /// Bytes that the schedules which reach the memory of other ranks take from each rank's arena, for elements of so many bytes: [`Pull`](Schedule::Pull) has keys and values of
     /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes. With [`Auto`](Schedule::Auto) there is room for
-    /// both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes).
+    /// both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes). Where fewer are left, `Auto` takes neither, all-to-all goes by messages, and pull is
+    /// refused.
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
         let asked = |schedule: &Schedule| [self.forward, self.backward].iter().any(|of| [*schedule, Schedule::Auto].contains(of));
         let schedules = [Schedule::Pull, Schedule::AllToAll].into_iter().filter(asked);
