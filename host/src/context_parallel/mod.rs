@@ -3,7 +3,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config` | what is computed, and by which schedule |
-//! | `plan`, `agreement` | which schedule is taken, and why; all ranks make the same operation |
+//! | `plan`, `model` | which schedule is taken, and why, by the times of a model |
+//! | `agreement` | all ranks make the same operation |
 //! | `context`, `engine` | the operation: made by all ranks, and bound to tensors; what computes a pass |
 //! | `transport`, `messages` | over what keys travel |
 //! | `launches` | which launches a rank makes, of whose keys |
@@ -36,6 +37,7 @@ mod launches;
 mod local;
 mod memory;
 mod messages;
+mod model;
 mod mover;
 mod plan;
 mod pull;

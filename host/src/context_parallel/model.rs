@@ -1,0 +1,190 @@
+//! The time of a pass by each schedule: a pure function of sizes and of measured rates.
+
+use super::config::{ContextParallelConfig, Schedule};
+use super::head_group::groups_of;
+use super::plan::{Direction, Means};
+use crate::attention::{AttentionConfig, Layout};
+use crate::comm::WorldSize;
+use crate::runtime::{Kind, Stream};
+use crate::thd::Partition;
+
+/// What the model knows of devices and links: `bf16` heads of 128 on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host
+/// (docs/performance/context_parallel.md).
+struct Rates {
+    /// Operations a second of the kernels of whole sequences, in either direction.
+    whole: [f64; 2],
+    /// Of the kernels of steps, of those, in either direction.
+    steps: [f64; 2],
+    /// Bytes a second into a device: by its own copies from another one's memory, by messages of keys, and by messages of heads with all that they wait for.
+    copies: f64,
+    messages: f64,
+    heads: f64,
+    /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
+    groups: f64,
+    ends: f64,
+    /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
+    beside: f64,
+    /// Bytes a second of a device's memory, read or written.
+    memory: f64,
+    /// Bytes a second of copies within a device [by its engines](crate::symmetric::detour).
+    around: f64,
+}
+
+const HOPPER: Rates = Rates {
+    whole: [680e12, 560e12],
+    steps: [0.97, 0.95],
+    copies: 380e9,
+    messages: 160e9,
+    heads: 90e9,
+    groups: 1.02,
+    ends: 0.45e-3,
+    beside: 0.5,
+    memory: 4.2e12,
+    around: 150e9,
+};
+
+/// Seconds by the model.
+#[derive(Clone, Copy)]
+pub(super) struct Time {
+    pub compute: f64,
+    /// What communication adds.
+    pub exposed: f64,
+}
+
+impl Time {
+    pub fn total(self) -> f64 {
+        self.compute + self.exposed
+    }
+}
+
+impl ContextParallelConfig {
+    /// Elements of a rank's queries, of its result, and of its keys and values together.
+    fn elements(&self, world: WorldSize) -> [u64; 3] {
+        let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
+        let (value, ranks) = (self.attention.value_size(), u64::from(world.get()));
+        let batches = if layout == Layout::Packed { 1 } else { batches };
+        let [rows, key_rows] = [queries, keys].map(|rows| batches * rows / ranks);
+        [rows * heads * head_size, rows * heads * value, key_rows * key_heads * (head_size + value)]
+    }
+
+    /// The bytes that a rank receives in a pass, of the one that receives the most.
+    pub(super) fn received(&self, schedule: Schedule, direction: Direction, world: WorldSize, size: u64) -> u64 {
+        let (ranks, key_heads) = (u64::from(world.get()), self.attention.key_heads);
+        let [q, out, kv] = self.elements(world);
+        let steps = |ranks: u64, kv: u64| match direction {
+            Direction::Forward => (ranks - 1) * kv * size,
+            // Gradients of the own keys come back in f32.
+            Direction::Backward => (ranks - 1) * kv * (size + 4),
+        };
+        let trade = |ranks: u64| {
+            let kv = kv / key_heads * key_heads.max(ranks);
+            let elements = match direction {
+                Direction::Forward => q + kv + out,
+                Direction::Backward => 2 * (q + kv) + 2 * out,
+            };
+            elements / ranks * (ranks - 1) * size
+        };
+        match schedule {
+            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => steps(ranks, kv),
+            Schedule::AllToAll => trade(ranks),
+            // Each rank has the tokens of its neighbours, with a share of the heads.
+            Schedule::Hierarchical { inner } => {
+                let inner = u64::from(inner.get());
+                trade(inner) + steps(ranks / inner, kv / key_heads * key_heads.max(inner))
+            }
+        }
+    }
+
+    /// Whether copies within a device go [around](crate::symmetric::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
+    pub(super) fn goes_around(&self, stream: &Stream, schedule: Schedule, world: WorldSize, size: u64) -> bool {
+        let [q, out, kv] = self.elements(world).map(|elements| (elements * size) as f64);
+        let (ranks, compute) = (f64::from(world.get()), self.compute(Direction::Forward, world));
+        let (copied, arrival) = match schedule {
+            // What a rank keeps of its tokens, and all results on their way from blocks.
+            Schedule::AllToAll => ((q + kv + out) / ranks + out, 0.0),
+            // Before others read it, while the own keys are attended to.
+            _ => (ranks * kv, kv * ranks / HOPPER.copies),
+        };
+        stream.device().runtime().kind() == Kind::Emulated || compute > copied / HOPPER.around + arrival
+    }
+
+    /// The time of all products on each rank, by the kernels of whole sequences.
+    fn compute(&self, direction: Direction, world: WorldSize) -> f64 {
+        let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = self.attention;
+        let products = head_size + self.attention.value_size();
+        // Of packed sequences the lengths are not known here: as if all were equal.
+        let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
+        let seen = if self.is_causal() { 0.5 } else { 1.0 };
+        let (at, times) = match direction {
+            Direction::Forward => (0, 2.0),
+            Direction::Backward => (1, 5.0),
+        };
+        let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * seen;
+        pairs * products as f64 * times / f64::from(world.get()) / HOPPER.whole[at]
+    }
+
+    /// The time of a pass by the model.
+    pub(super) fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
+        let (ranks, whole) = (u64::from(world.get()), self.compute(direction, world));
+        let (at, seen) = (usize::from(direction == Direction::Backward), if self.is_causal() { 0.5 } else { 1.0 });
+        let received = self.received(schedule, direction, world, size) as f64;
+        let [q, _, kv] = self.elements(world).map(|elements| elements as f64);
+        let (share, messages) = (ranks as f64, received / HOPPER.messages);
+        match schedule {
+            // All keys are read and written once more, in the order of tokens; so are their gradients.
+            Schedule::Gather => {
+                let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
+                Time { compute: whole, exposed: messages + kv * share * bytes / HOPPER.memory }
+            }
+            Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
+                let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
+                let wire = received / HOPPER.copies / groups_of(&traded, size) as f64;
+                Time { compute: whole * HOPPER.groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
+            }
+            Schedule::AllToAll => Time { compute: whole, exposed: received / HOPPER.heads },
+            _ => {
+                let is_zigzag = self.partition == Partition::Zigzag;
+                // Gradients of queries are zeroed and rounded, those of keys zeroed for each rank and added up.
+                let sums = [0.0, 10.0 * q + (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
+                let compute = whole / HOPPER.steps[at];
+                // A causal mask of contiguous parts leaves the last rank all the work.
+                let compute = if self.is_causal() && !is_zigzag { 2.0 * compute } else { compute };
+                let (wire, beside) = match schedule {
+                    Schedule::Pull => (received / HOPPER.copies, 0.0),
+                    _ => (messages, HOPPER.beside),
+                };
+                // The last step's gradients travel when all is computed, but for the half of the own keys that pull leaves to the end.
+                let last = if at == 0 || ranks == 1 { 0.0 } else { wire * 4.0 / (size + 4) as f64 / (share - 1.0) };
+                let behind = if schedule == Schedule::Pull && is_zigzag { compute / share * seen / 2.0 } else { 0.0 };
+                // Keys of a step travel while those of the step before are attended to.
+                let hidden = compute * (share - 1.0) / share;
+                let lost = beside * (wire - last);
+                Time { compute: compute + sums, exposed: (wire - last - hidden).max(0.0) + (last - behind).max(0.0) + lost }
+            }
+        }
+    }
+
+    /// The same in words.
+    pub(super) fn times(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> String {
+        let Time { compute, exposed } = self.time(schedule, direction, world, (means, size));
+        let bytes = self.received(schedule, direction, world, size) as f64 / 1e6;
+        format!("{schedule}: {bytes:.1} MB, {:.3} ms of which {:.3} wait", (compute + exposed) * 1e3, exposed * 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a small case, counted by hand: 4 ranks of 16 tokens, 2 key heads of 8 elements of 2 bytes.
+    #[test]
+    fn bytes_are_those_that_travel() {
+        let attention = AttentionConfig { queries: 64, keys: 64, heads: 4, key_heads: 4, head_size: 8, ..AttentionConfig::default() };
+        let (config, world) = (ContextParallelConfig::new(attention), WorldSize::new(4).unwrap());
+        let kv = 16 * 4 * 8 * 2;
+        assert_eq!(config.received(Schedule::Ring, Direction::Forward, world, 2), 3 * kv * 2);
+        assert_eq!(config.received(Schedule::Gather, Direction::Backward, world, 2), 3 * kv * (2 + 4));
+        // Three quarters of q, k, v and out, of which a rank has 16 rows of 4 heads.
+        assert_eq!(config.received(Schedule::AllToAll, Direction::Forward, world, 2), 4 * 16 * 4 * 8 * 2 * 3 / 4);
+    }
+}
