@@ -70,7 +70,9 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
     let contiguous = |case: Case| Case { config: ContextParallelConfig { partition: Partition::Contiguous, ..case.config }, ..case };
     match by {
         By::Memory => {
-            let all = [packed(past), past, both_sides, causal].map(|config| case(config, Schedule::Pull));
+            // Steps of packed sequences merge with a window, and begin and round without one.
+            let steps = packed(config(tokens, heads));
+            let all = [packed(past), steps, past, both_sides, causal].map(|config| case(config, Schedule::Pull));
             all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).collect()
         }
         By::Puts => {
@@ -85,7 +87,7 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
         By::Messages => {
             let inner = WorldSize::new(2).expect("not zero");
             let grid = (ranks == 4).then(|| case(causal, Schedule::Hierarchical { inner }));
-            let ring = [causal, both_sides].map(|config| case(config, Schedule::Ring));
+            let ring = [causal, both_sides, packed(causal)].map(|config| case(config, Schedule::Ring));
             let gather = [past, packed(past)].map(|config| case(config, Schedule::Gather));
             let traded = [AttentionConfig { max_logit: true, ..learnt }, packed(causal)].map(|config| case(config, Schedule::AllToAll));
             ring.into_iter().chain(gather).chain(traded).chain([case(learnt, Schedule::Pull)]).chain(grid).collect()
