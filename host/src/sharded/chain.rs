@@ -29,9 +29,6 @@ pub struct ChainConfig {
     /// Weights that are taken together, such as experts of other sizes: each list is one position of a pass, pulled as one batch of copies and lent at once by the first of it that the pass
     /// names. A pass names all of a list, one after another, or none.
     pub groups: Vec<Vec<WeightId>>,
-    /// Whether copy engines bring this rank's own rows into the whole weights too, over the memory of the next rank and back (ADR 26). Multiprocessors do it otherwise, between kernels that hold them all:
-    /// faster where nothing else runs, and slower beside products. True by default.
-    pub own_rows_around: bool,
 }
 
 impl ChainConfig {
@@ -47,7 +44,7 @@ impl ChainConfig {
                 backward.push((*weight, Direction::Columns));
             }
         }
-        Ok(Self { forward, backward, distance: 1, memory: None, groups: Vec::new(), own_rows_around: true })
+        Ok(Self { forward, backward, distance: 1, memory: None, groups: Vec::new() })
     }
 }
 
@@ -68,8 +65,6 @@ pub struct Chain<F: WeightFormat> {
     pub(super) pulls: Stream,
     /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
     pub(super) own: Stream,
-    /// Whether those copies go around.
-    pub(super) is_around: bool,
     plan: SlotPlan,
 }
 
@@ -152,7 +147,7 @@ impl<F: WeightFormat> Chain<F> {
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
         let [pulls, own] = [stream.device().urgent_stream()?, stream.device().urgent_stream()?];
-        Ok(Self { set: set.id, passes, slots, pulls, own, is_around: config.own_rows_around, plan })
+        Ok(Self { set: set.id, passes, slots, pulls, own, plan })
     }
 
     /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.

@@ -66,7 +66,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
     /// Pulls the next weight, if there is one, after what its slot was used for before.
     fn pull(&mut self) -> Result<()> {
         let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
-        let Chain { pulls, own, slots, is_around, .. } = self.chain;
+        let Chain { pulls, own, slots, .. } = self.chain;
         // After the casts, and after all ranks have published: both are uses of the planes.
         note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&slots[position.slot])])?;
         // The own rows beside those of others, between two events: the uses above are those of both streams.
@@ -74,13 +74,8 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         let own = if is_divided { own } else { pulls };
         own.wait(&pulls.mark()?)?;
         let (planes, slot) = (&self.set.planes, &slots[position.slot]);
-        let kept = if *is_around && is_divided {
-            let rows: Vec<_> = position.own.iter().map(|(_, rows)| *rows).collect();
-            self.set.around.copy_beside(own, planes.local().view(), || lend(slot), &rows)
-        } else {
-            planes.get_rows_beside(own, &position.own, lend(slot))
-        };
-        let copied = kept.and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
+        let copied =
+            planes.get_rows_beside(own, &position.own, lend(slot)).and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
         // Also where a copy failed: what uses the slot next comes after those that were enqueued.
         pulls.wait(&own.mark()?)?;
         copied?;

@@ -19,7 +19,6 @@ use crate::comm::{Member, Rank, Team};
 use crate::quantize::Direction;
 use crate::runtime::module::{note, zero};
 use crate::runtime::{Buffer, Error, Result, Stream};
-use crate::symmetric::detour::Detour;
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 
 /// Set by an owner: its shards may be read.
@@ -45,8 +44,6 @@ pub struct ShardSet<F: WeightFormat> {
     pub(super) planes: SymmetricBuffer<u8>,
     /// The values of this rank's rows; of a format that is not cast they are the planes.
     masters: Option<Buffer<bf16>>,
-    /// By what own rows come into whole weights beside products.
-    pub(super) around: Detour,
     casts: F::Casts,
     amax: Option<Amaxes>,
     /// For each matrix its amax, agreed on by all ranks.
@@ -75,7 +72,6 @@ impl<F: WeightFormat> ShardSet<F> {
         let planes = arena.buffer::<u8>(layout.bytes)?;
         let parts = arena.buffer::<f32>(layout.amaxes)?;
         let flags = arena.flags("shards of weights", FLAGS)?;
-        let around = Detour::take(stream, arena, member, layout.bytes)?;
         let text = text::<F>(&weights, member.team());
         let rows: Vec<Range<u64>> = layout.shards.iter().map(|shards| shards.padded_range(member.rank())).collect();
         let matrices = weights.iter().map(|weight| weight.experts).sum();
@@ -93,7 +89,6 @@ impl<F: WeightFormat> ShardSet<F> {
             member: member.clone(),
             entries: Vec::new(),
             planes,
-            around,
             masters,
             casts: F::load(stream)?,
             amax: None,
@@ -176,8 +171,7 @@ impl<F: WeightFormat> ShardSet<F> {
         let layout = Layout::<F>::new(weights, team)?;
         arena.buffer::<u8>(layout.bytes)?;
         arena.buffer::<f32>(layout.amaxes)?;
-        arena.flags("shards of weights", FLAGS)?;
-        arena.buffer::<u8>(Detour::room(layout.bytes)).map(drop)
+        arena.flags("shards of weights", FLAGS).map(drop)
     }
 
     /// The bytes of an arena that [`new`](Self::new) takes, beside 3 channels.
@@ -186,7 +180,7 @@ impl<F: WeightFormat> ShardSet<F> {
     /// As [`new`](Self::new).
     pub fn arena_bytes(team: &Team, weights: &[Weight]) -> Result<u64> {
         let layout = Layout::<F>::new(weights, team)?;
-        Ok(layout.bytes + aligned(4 * layout.amaxes) + aligned(Detour::room(layout.bytes)))
+        Ok(layout.bytes + aligned(4 * layout.amaxes))
     }
 
     /// The weights, in the order of their numbers.

@@ -1,8 +1,8 @@
 //! Copies within a device by its copy engines: over the memory of the next rank, and back.
 //!
 //! The driver copies within a device by multiprocessors, however it is asked: none of 47 forms of copies ran beside a kernel that held all of them
-//! (benches/results/tuning/engines_h100.txt). Attention and products hold them all, and what comes after such a copy on its stream waits for their end. Between devices engines copy. So the bytes
-//! go to a room that this rank has in the memory of the next one, and come back: twice over the link, which has time for it beside kernels.
+//! (benches/results/tuning/engines_h100.txt). Attention kernels hold them all, and what comes after such a copy on its stream waits for their end. Between devices engines copy. So the bytes
+//! go to a room that this rank has in the memory of the next one, and come back: twice over the link, which has time for it while attention is computed.
 //!
 //! A rank alone uses its room at its neighbour, and the runtime orders its uses, so no flag is needed.
 
@@ -59,46 +59,18 @@ impl Detour {
         copies: &[Rows],
     ) -> Result<()> {
         let Some(neighbour) = self.neighbour else { return Rows::copy_all(stream, what, source, target, copies) };
-        self.around(stream, source, copies, |back| self.room.get_rows_each(stream, &on(neighbour, back), target.reborrow()))
-    }
-
-    /// The same, of whose use of the target the runtime is not told, as by [`SymmetricBuffer::get_rows_beside`].
-    pub(crate) fn copy_beside<'t>(
-        &self,
-        stream: &Stream,
-        source: DeviceView<'_, u8>,
-        target: impl Fn() -> DeviceViewMut<'t, u8>,
-        copies: &[Rows],
-    ) -> Result<()> {
-        let neighbour = self.neighbour.expect("a rank alone has all rows");
-        self.around(stream, source, copies, |back| self.room.get_rows_beside(stream, &on(neighbour, back), target()))
-    }
-
-    /// Brings rows to the room in parts, each of which `get` brings back before the next one.
-    fn around(
-        &self,
-        stream: &Stream,
-        source: DeviceView<'_, u8>,
-        copies: &[Rows],
-        mut get: impl FnMut(Vec<Rows>) -> Result<()>,
-    ) -> Result<()> {
-        let Some(neighbour) = self.neighbour else { return Ok(()) };
         let access = self.turn.view().access("room");
         // SAFETY: an address, a length and an owner of a live buffer, of which nothing is read or written: it stands for the room.
         let turn = unsafe { DeviceViewMut::<u8>::from_raw(access.address, 1, access.owner) };
         note(stream, &[turn.access("room")])?;
         for part in parts_of(copies, self.room.len()) {
             let there: Vec<_> = part.iter().map(|(rows, at)| Rows { to: Pitched { start: *at, pitch: rows.width }, ..*rows }).collect();
+            let back = |(rows, at): &(Rows, u64)| (neighbour, Rows { from: Pitched { start: *at, pitch: rows.width }, ..*rows });
             self.room.put_rows_each(stream, source, neighbour, &there)?;
-            get(part.iter().map(|(rows, at)| Rows { from: Pitched { start: *at, pitch: rows.width }, ..*rows }).collect())?;
+            self.room.get_rows_each(stream, &part.iter().map(back).collect::<Vec<_>>(), target.reborrow())?;
         }
         Ok(())
     }
-}
-
-/// Rows of one rank's memory.
-fn on(rank: Rank, rows: Vec<Rows>) -> Vec<(Rank, Rows)> {
-    rows.into_iter().map(|rows| (rank, rows)).collect()
 }
 
 impl Within<'_> {

@@ -28,7 +28,7 @@ use super::plan::{Comparison, DEVICE, HOST, Side};
 use super::{Request, Work};
 use crate::bench::Size;
 
-/// What a round times. `Ahead` is how weights are pulled.
+/// What a round times. `Ahead` is the number of weights that are pulled ahead: 1 or 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
@@ -58,13 +58,12 @@ pub enum By {
     ReduceScatterStep,
 }
 
-/// How many weights are pulled ahead, own rows by copy engines; and two with own rows by multiprocessors.
+/// How many weights are pulled ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ahead {
     One,
     Two,
-    TwoWithin,
 }
 
 /// Which weights of a pass are waited for.
@@ -110,7 +109,6 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
     let mut sides = vec![
         side("pass", By::Pass(Ahead::One)),
         side("pass, 2 ahead", By::Pass(Ahead::Two)),
-        side("pass, 2 ahead, own rows by multiprocessors", By::Pass(Ahead::TwoWithin)),
         side(PRODUCTS, By::Products),
         side(PULLS, By::Pulls),
     ];

@@ -81,8 +81,6 @@ impl Passes {
         let (ahead, has_products) = match by {
             By::Pass(ahead) | By::Waits(ahead, _) => (ahead, true),
             By::Products | By::NcclPass => (Ahead::One, true),
-            // Nothing runs beside them.
-            By::Pulls => (Ahead::TwoWithin, false),
             _ => (Ahead::One, false),
         };
         let places = shards.places(ahead);

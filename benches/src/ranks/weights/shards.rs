@@ -13,7 +13,7 @@ use oxtile::{Buffer, Event, Runtime, Stream};
 use super::layers::{Format, Layers, repeated};
 use super::{Ahead, Waited};
 
-/// A set whose shards are published, with a chain for each [`Ahead`].
+/// A set whose shards are published, with chains that pull 1 and 2 weights ahead.
 pub trait Shards: Send {
     /// A forward pass; `product` comes after the weight of its place was taken.
     fn pass(&mut self, ahead: Ahead, stream: &Stream, product: &mut dyn FnMut(usize) -> Result<()>) -> Result<()>;
@@ -94,7 +94,7 @@ impl Whole for Nvfp4Squares {
 
 struct Held<F: WeightFormat> {
     set: ShardSet<F>,
-    chains: [Chain<F>; 3],
+    chains: [Chain<F>; 2],
     layers: Layers,
     slots: [u64; 2],
 }
@@ -104,10 +104,8 @@ impl<F: Whole> Held<F> {
         let mut set = ShardSet::<F>::new(stream, arena, member, layers.weights())?;
         let ids: Vec<WeightId> = set.weights().map(|(id, _)| id).collect();
         let before = stream.device().usage().bytes;
-        let chain = |distance, own_rows_around| {
-            Chain::new(stream, &set, &ChainConfig { distance, own_rows_around, ..ChainConfig::new(&set, ids.iter().copied())? })
-        };
-        let chains = [chain(1, true)?, chain(2, true)?, chain(2, false)?];
+        let chain = |distance| Chain::new(stream, &set, &ChainConfig { distance, ..ChainConfig::new(&set, ids.iter().copied())? });
+        let chains = [chain(1)?, chain(2)?];
         let slots = [stream.device().usage().bytes - before, chains.iter().map(|chain| chain.plan().bytes()).sum()];
         let round = SumParts::<bf16, bf16>::new(&stream.device().runtime())?;
         let own = |id: &WeightId| {
