@@ -56,7 +56,6 @@ impl Tokens {
     }
 }
 
-#[expect(clippy::large_enum_variant, reason = "one for each model")]
 pub enum Attend<'c> {
     Alone(Attention<bf16>, AttentionBackward<bf16>),
     Shared(ContextParallel<'c, bf16>),

@@ -37,7 +37,7 @@ pub(super) enum Reach<'t> {
 /// What carries heads.
 pub(super) enum Carrier<'t> {
     Messages(&'t dyn Messages),
-    Puts(Puts),
+    Puts(Box<Puts>),
 }
 
 /// Symmetric memory of which every rank has the same lanes.
@@ -99,7 +99,7 @@ impl<'t> Reach<'t> {
                 let flags = arena.flags("heads of context parallelism", given_of(groups) + 1)?;
                 let detour = around.map(|bytes| Detour::take(stream, arena, member, bytes)).transpose()?;
                 let within = stream.device().urgent_stream()?;
-                Carrier::Puts(Puts { arena: arena.clone(), member: member.clone(), flags, groups, within, detour })
+                Carrier::Puts(Box::new(Puts { arena: arena.clone(), member: member.clone(), flags, groups, within, detour }))
             }
         })
     }
