@@ -1,8 +1,8 @@
 //! By what heads reach the ranks that attend with them, and results come back.
 //!
 //! By messages, tensors are packed into blocks of a rank each, sent, and brought into the order of tokens. By puts into [memory that ranks map](crate::symmetric), each
-//! rank's heads go straight to their places among all tokens of the rank that attends with them, and results go into a block at the rank that has their tokens: nothing is
-//! copied on the way, and no multiprocessor is needed. Packed sequences, whose places the device alone knows, go into blocks both ways.
+//! rank's heads go straight to their places among all tokens of the rank that attends with them, and results go into a block at the rank that has their tokens: what
+//! travels is copied once, by copy engines. What a rank keeps of its own tokens is copied within the device ([`detour`](super::detour)). Packed sequences, whose places the device alone knows, go into blocks both ways.
 //!
 //! Puts are followed by flags that the receiver resets. A group of heads has two:
 //!
@@ -17,13 +17,13 @@
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
+use super::detour::{Detour, Within};
 use super::lane::{Lane, Order, Trade};
 use super::launches::reader_of;
 use super::memory::{Place, Scratch, bytes, bytes_mut, copy, note};
 use super::messages::Messages;
 use crate::comm::{Member, Rank};
 use crate::runtime::{Result, Stream};
-use crate::symmetric::detour::{Detour, Within};
 use crate::symmetric::{Arena, Flags, Pitched, Rows};
 use crate::tensor::Heads;
 
@@ -257,7 +257,7 @@ impl Puts {
         let start = u64::from(trade.share.rank.index()) * own.len();
         let at = |start| Pitched { start, pitch: own.len() };
         let rows = Rows { count: 1, width: own.len(), from: at(0), to: at(start) };
-        Within { stream, detour: None }.copy(WHAT, own.view(), all.lend(), &[rows])?;
+        Rows::copy_all(stream, WHAT, own.view(), all.lend(), &[rows])?;
         self.to_all(stream, trade, flag, |to| self.put(stream, own.view(), all, to, &[rows]))
     }
 

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use super::detour::Detour;
 use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Window};
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
-use crate::symmetric::detour::Detour;
 use crate::thd::Partition;
 
 /// Attention over a sequence of which each rank has a part. Begin with [`new`](Self::new).

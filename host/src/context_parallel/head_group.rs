@@ -70,7 +70,7 @@ impl<T: ContextElement> Group<T> {
         })
     }
 
-    /// Bytes of the largest part of one tensor that this rank keeps.
+    /// The most bytes that a copy within the device has at once.
     pub fn kept(&self) -> u64 {
         let tensors = self.backward().into_iter().chain(&self.grads).map(Lane::kept);
         tensors.max().unwrap_or_default()

@@ -3,12 +3,12 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
+use super::detour::Within;
 use super::element::Sum;
 use super::memory::{Place, Scratch};
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::Rank;
 use crate::runtime::{Result, Stream};
-use crate::symmetric::detour::Within;
 use crate::symmetric::{Arena, Pitched, Rows};
 use crate::tensor::{Heads, HeadsMut, Strided};
 use crate::thd::{Reorder, Share};
@@ -111,7 +111,7 @@ impl<T: Pod> Lane<T> {
         })
     }
 
-    /// Bytes that are neither given nor taken back, of this rank's tokens, and those of all ranks' on their way into the caller's tensors.
+    /// Bytes of all tokens: the most that a copy within the device has at once.
     pub fn kept(&self) -> u64 {
         self.natural.bytes()
     }

@@ -12,7 +12,6 @@ use crate::runtime::module::enqueue;
 use crate::runtime::module::fill;
 pub(super) use crate::runtime::module::{note, zero};
 use crate::runtime::{Buffer, Error, HostElement, Result, Stream};
-pub(super) use crate::symmetric::detour::{bytes, bytes_mut};
 use crate::symmetric::{Arena, SymmetricBuffer};
 
 /// A buffer that several bound operations read and write, in the order in which they are enqueued: the runtime orders the uses of its memory on all
@@ -119,6 +118,20 @@ impl<T> Deref for Place<T> {
 #[track_caller]
 pub(super) fn spoil<T>(stream: &Stream, view: DeviceViewMut<'_, T>) -> Result<()> {
     fill(stream, view, u8::MAX)
+}
+
+/// The bytes of a view.
+pub(super) fn bytes<T>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner.
+    unsafe { DeviceView::from_raw(access.address, access.bytes, access.owner) }
+}
+
+/// The bytes of a view that is written.
+pub(super) fn bytes_mut<T>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> {
+    let access = view.access("bytes");
+    // SAFETY: the same memory, for the same owner; the view was given up.
+    unsafe { DeviceViewMut::from_raw(access.address, access.bytes, access.owner) }
 }
 
 /// The first elements of a view, for one more launch of the pass that has it.

@@ -15,6 +15,7 @@
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
 //! | `lane`, `carrier` | tensors on their way, and by what they travel |
+//! | `detour` | copies within a device by its copy engines |
 //! | `sinks` | the gradient of learnable sinks |
 //! | `element`, `memory` | elements, and memory that a pass's operations share |
 
@@ -26,6 +27,7 @@ mod carrier;
 mod config;
 mod context;
 mod core;
+mod detour;
 mod element;
 mod engine;
 mod forward;

@@ -26,7 +26,7 @@ struct Rates {
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
     memory: f64,
-    /// Bytes a second of copies within a device [by its engines](crate::symmetric::detour).
+    /// Bytes a second of copies within a device [by its engines](super::detour).
     around: f64,
 }
 
@@ -95,7 +95,7 @@ impl ContextParallelConfig {
         }
     }
 
-    /// Whether copies within a device go [around](crate::symmetric::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
+    /// Whether copies within a device go [around](super::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
     pub(super) fn goes_around(&self, stream: &Stream, schedule: Schedule, world: WorldSize, size: u64) -> bool {
         let [q, out, kv] = self.elements(world).map(|elements| (elements * size) as f64);
         let (ranks, compute) = (f64::from(world.get()), self.compute(Direction::Forward, world));

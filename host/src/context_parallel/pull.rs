@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use oxtile_tile::launch::DeviceViewMut;
 
+use super::detour::{Detour, Within};
 use super::memory::Scratch;
 use super::mover::{Both, BothMut, Reads, is};
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Result, Stream};
-use crate::symmetric::detour::{Detour, Within};
 use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
 use crate::thd::Share;
 

@@ -7,7 +7,6 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `arena`, `options`, `layout` | one rank's memory, how it is opened, and what is taken from it |
-//! | `detour` | copies within a device by its copy engines |
 //! | `rendezvous`, `declared` | where the ranks come together, and that every rank takes and calls the same |
 //! | `closing`, `failure` | the end of an arena, in order, and out of order by poison |
 //! | `awaited`, `watcher` | what streams wait for: which rank is named when a deadline is over, and what ends a host's wait |
@@ -58,7 +57,6 @@ mod buffer;
 mod closing;
 mod contiguous;
 mod declared;
-pub(crate) mod detour;
 mod exchange;
 mod failure;
 mod flags;

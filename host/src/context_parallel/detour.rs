@@ -11,26 +11,26 @@ use std::ops::Range;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
-use super::{Arena, Pitched, Rows, SymmetricBuffer};
+use super::memory::{Scratch, bytes, bytes_mut, note};
 use crate::comm::{Member, Rank};
-use crate::runtime::module::note;
-use crate::runtime::{Buffer, Result, Stream};
+use crate::runtime::{Result, Stream};
+use crate::symmetric::{Arena, Pitched, Rows, SymmetricBuffer};
 
 /// The largest room: what is longer goes in parts.
 const ROOM: u64 = 8 << 20;
 
 /// A room at the next rank.
-pub(crate) struct Detour {
+pub(super) struct Detour {
     room: SymmetricBuffer<u8>,
     /// The next rank, in the numbers of the arena; none for a rank alone.
     neighbour: Option<Rank>,
     /// Stands for the room, whose uses by this rank come one after another, whichever stream or graph makes them.
-    turn: Buffer<u8>,
+    turn: Scratch<u8>,
 }
 
 /// Where copies within a device are enqueued, and which way they take.
 #[derive(Clone, Copy)]
-pub(crate) struct Within<'w> {
+pub(super) struct Within<'w> {
     pub stream: &'w Stream,
     /// If kernels hold the multiprocessors.
     pub detour: Option<&'w Detour>,
@@ -38,15 +38,15 @@ pub(crate) struct Within<'w> {
 
 impl Detour {
     /// Bytes of the room for copies of so many bytes at once.
-    pub(crate) const fn room(bytes: u64) -> u64 {
+    pub const fn room(bytes: u64) -> u64 {
         if bytes < ROOM { bytes } else { ROOM }
     }
 
     /// Takes a room for copies of so many bytes at once. All ranks of the arena take as much.
-    pub(crate) fn take(stream: &Stream, arena: &Arena, member: &Member, bytes: u64) -> Result<Self> {
+    pub fn take(stream: &Stream, arena: &Arena, member: &Member, bytes: u64) -> Result<Self> {
         let (team, me) = (member.team(), member.rank().index());
         let next = Rank::new((me + 1) % team.size().get(), team.size()).and_then(|next| team.world_rank(next));
-        let (room, turn) = (arena.buffer(Self::room(bytes))?, Buffer::uninitialised(stream, 1)?);
+        let (room, turn) = (arena.buffer(Self::room(bytes))?, Scratch::new(stream, "turn of a room", 1)?);
         Ok(Self { room, neighbour: next.filter(|next| Some(*next) != team.world_rank(member.rank())), turn })
     }
 
@@ -59,10 +59,7 @@ impl Detour {
         copies: &[Rows],
     ) -> Result<()> {
         let Some(neighbour) = self.neighbour else { return Rows::copy_all(stream, what, source, target, copies) };
-        let access = self.turn.view().access("room");
-        // SAFETY: an address, a length and an owner of a live buffer, of which nothing is read or written: it stands for the room.
-        let turn = unsafe { DeviceViewMut::<u8>::from_raw(access.address, 1, access.owner) };
-        note(stream, &[turn.access("room")])?;
+        note(stream, &[self.turn.access(true)])?;
         for part in parts_of(copies, self.room.len()) {
             let there: Vec<_> = part.iter().map(|(rows, at)| Rows { to: Pitched { start: *at, pitch: rows.width }, ..*rows }).collect();
             let back = |(rows, at): &(Rows, u64)| (neighbour, Rows { from: Pitched { start: *at, pitch: rows.width }, ..*rows });
@@ -75,13 +72,7 @@ impl Detour {
 
 impl Within<'_> {
     /// Copies rows between views of this device, in stream order.
-    pub(crate) fn copy<T: Pod>(
-        self,
-        what: &'static str,
-        source: DeviceView<'_, T>,
-        target: DeviceViewMut<'_, T>,
-        copies: &[Rows],
-    ) -> Result<()> {
+    pub fn copy<T: Pod>(self, what: &'static str, source: DeviceView<'_, T>, target: DeviceViewMut<'_, T>, copies: &[Rows]) -> Result<()> {
         let size = size_of::<T>() as u64;
         match self.detour {
             None => Rows::copy_all(self.stream, what, source, target, copies),
@@ -91,20 +82,6 @@ impl Within<'_> {
             }
         }
     }
-}
-
-/// The bytes of a view.
-pub(crate) fn bytes<T>(view: DeviceView<'_, T>) -> DeviceView<'_, u8> {
-    let access = view.access("bytes");
-    // SAFETY: the same memory, for the same owner.
-    unsafe { DeviceView::from_raw(access.address, access.bytes, access.owner) }
-}
-
-/// The bytes of a view that is written.
-pub(crate) fn bytes_mut<T>(view: DeviceViewMut<'_, T>) -> DeviceViewMut<'_, u8> {
-    let access = view.access("bytes");
-    // SAFETY: the same memory, for the same owner; the view was given up.
-    unsafe { DeviceViewMut::from_raw(access.address, access.bytes, access.owner) }
 }
 
 /// Copies in parts of at most so many bytes, each copy with the place of its bytes in the room.
