@@ -19,11 +19,11 @@ use oxtile_benches::{
 };
 
 const USAGE: &str = "\
-Usage: oxtile-benches [FAMILY...] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+Usage: oxtile-benches [FAMILY...] [--only TEXT] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches gemm --sweep | --plans [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
-       oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [context_parallel] [--rounds N] [--json PATH]
-                       [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+       oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [context_parallel]
+                       [sharded] [--only TEXT] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --render FILE.json... | --chart FILE.json... | --status
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
@@ -32,6 +32,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
                   all of them without
   --sweep         attention at 40 shapes of every kind, forward and backward, for a minute at most; products at those of models, for four
   --plans         some of these products by every plan among which ours choose
+  --only TEXT     only those of the benchmarks whose names, as they are printed, have this text
   --rounds N      rounds of each comparison, at least 30 (40; 30 of a sweep)
   --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family
   --peers FOLDER  where server.py is (OXTILE_PEERS, beside this program, benches/peers)
@@ -39,9 +40,9 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
   --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, in turn with
-                  torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the
-                  rounds, and `context_parallel`, attention to a sequence that is spread over them by every schedule, run only
-                  where they are named
+                  torch.distributed. `sharded`: weights in shards, pulled and scattered. `overlap_shapes`, the
+                  methods of such products at 60 shapes with an eighth of the rounds, and `context_parallel`, attention to a sequence
+                  that is spread over them by every schedule, run only where they are named
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
   --status        writes the tables of docs/status.md anew, from the registry of kernels and the results in benches/results
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
 
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
-    let options = Options { families: Vec::new(), sweep: None, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
+    let options = Options { families: Vec::new(), sweep: None, only: None, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
     let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None, status: false };
     let mut rounds = None;
     let options = &mut arguments.options;
@@ -81,6 +82,7 @@ fn arguments() -> Result<Option<Arguments>> {
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Value(family) => options.families.push(family.string()?),
+            Arg::Long("only") => options.only = Some(parser.value()?.parse()?),
             Arg::Long("rounds") => rounds = Some(parser.value()?.parse()?),
             Arg::Long("sweep") => options.sweep = Some(Sweep::Shapes),
             Arg::Long("plans") => options.sweep = Some(Sweep::Plans),

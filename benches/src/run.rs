@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use oxtile::runtime::Runtime;
 
 use crate::{
@@ -58,6 +58,8 @@ pub struct Options {
     pub families: Vec<String>,
     /// Many shapes of attention, or of products, instead.
     pub sweep: Option<Sweep>,
+    /// Only benchmarks whose names have this text.
+    pub only: Option<String>,
     /// Rounds of each comparison.
     pub rounds: usize,
     /// The shapes.
@@ -68,6 +70,20 @@ pub struct Options {
     pub peers_folder: Option<PathBuf>,
     /// The seed of the data and of the order of rounds.
     pub seed: u64,
+}
+
+impl Options {
+    /// Those of the benchmarks with these names that were asked for.
+    ///
+    /// # Errors
+    /// There are some, and none has the text that was asked for: the error has their names.
+    pub(crate) fn only<T>(&self, mut benches: Vec<T>, name: impl Fn(&T) -> String) -> Result<Vec<T>> {
+        let Some(text) = &self.only else { return Ok(benches) };
+        let names: Vec<_> = benches.iter().map(&name).collect();
+        benches.retain(|bench| name(bench).contains(text));
+        ensure!(names.is_empty() || !benches.is_empty(), "`{text}` is in no name of:\n{}", names.join("\n"));
+        Ok(benches)
+    }
 }
 
 /// The outcome of a run.
@@ -83,7 +99,7 @@ pub struct Outcome {
 /// leaves what it measured.
 ///
 /// # Errors
-/// An unknown family, too few rounds, no GPU, an error of `keep`. A peer that fails is recorded in the document.
+/// An unknown family, a text that is in no name, too few rounds, no GPU, an error of `keep`. A peer that fails is recorded in the document.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnMut(&Document) -> Result<()>) -> Result<Outcome> {
     check(options)?;
     let start = Instant::now();
@@ -116,13 +132,13 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str), keep: &mut dyn FnM
         document.machine.after = machine::readings();
         keep(document)
     };
-    for bench in chosen(options) {
+    for bench in options.only(chosen(options), Bench::name)? {
         progress(&bench.name());
         let spent = options.sweep.is_some() && options.size == Size::Full && start.elapsed() > budget(options);
         let result = if spent { Ok(left_out(&bench, budget(options))) } else { runner.compare(&bench, progress) };
         add(&mut document, &bench.name(), result)?;
     }
-    if options.sweep.is_none() && is_chosen(options, launch::FAMILY) {
+    if options.sweep.is_none() && options.only.is_none() && is_chosen(options, launch::FAMILY) {
         progress(launch::FAMILY);
         let result = launch::measure(&runner.gpu, options.size, plan, &mut runner.random);
         add(&mut document, launch::FAMILY, result)?;

@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 fn run(world: u32, families: &[&str], rounds: usize, peers: Result<Peers>) -> Document {
     let families = families.iter().map(|&family| family.to_owned()).collect();
-    let options = Options { families, sweep: None, rounds, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 };
+    let options = Options { families, sweep: None, only: None, rounds, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 };
     ranks::run(world, &options, peers, &mut |_| (), &mut |_| Ok(())).unwrap()
 }
 

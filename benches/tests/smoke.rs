@@ -9,7 +9,7 @@ use oxtile_benches::{
 
 fn options(families: &[&str]) -> Options {
     let families = families.iter().map(|family| (*family).to_owned()).collect();
-    Options { families, sweep: None, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
+    Options { families, sweep: None, only: None, rounds: 2, size: Size::Smoke, peers: false, peers_folder: None, seed: 7 }
 }
 
 #[test]
@@ -43,6 +43,17 @@ fn a_family_brings_its_ceilings_and_nothing_else() {
     assert_eq!(kept, (1..=document.records.len()).collect::<Vec<_>>(), "the document is kept after each");
     let others: Vec<_> = document.records.iter().filter(|record| record.family != "amax").collect();
     assert!(!others.is_empty() && others.iter().all(|record| record.family == "copy"));
+}
+
+#[test]
+fn a_text_chooses_benchmarks_by_their_names() {
+    let only = |text: &str| run(&Options { only: Some(text.to_owned()), ..options(&["amax"]) }, &mut |_| (), &mut |_| Ok(()));
+    let all = run(&options(&["amax"]), &mut |_| (), &mut |_| Ok(())).unwrap().document;
+    let last = all.records.last().expect("benchmarks of amax").name();
+    let names: Vec<_> = only(&last).unwrap().document.records.iter().map(|record| record.name()).collect();
+    assert_eq!(names, [last.clone()]);
+    let error = only("gemv").unwrap_err().to_string();
+    assert!(error.starts_with("`gemv` is in no name of:\n") && error.contains(&last), "{error}");
 }
 
 #[test]

@@ -172,6 +172,55 @@ fn what_only_the_backward_pass_does_not_count_is_refused_of_it() {
     choose(packed).expect("16384 blocks of a head");
 }
 
+/// What is written to new buffers is what is written to given ones: with a sink and the largest scores, keys of fewer heads and values of another size.
+#[test]
+fn results_in_new_buffers_are_those_in_given_ones() -> Result<()> {
+    let runtime = Runtime::checked(1)?;
+    let stream = runtime.device(0)?.stream()?;
+    let config = AttentionConfig {
+        batches: 2,
+        queries: 5,
+        keys: 9,
+        heads: 2,
+        head_size: 64,
+        sink: Sink::Learnable,
+        max_logit: true,
+        mask: Mask::CausalBottomRight,
+        ..AttentionConfig::default()
+    };
+    let buffer = |elements: usize, step: f32| {
+        let waves: Vec<_> = (0..elements).map(|i| bf16::from_f32((step * i as f32).sin())).collect();
+        Buffer::from_slice(&stream, &waves)
+    };
+    let [rows, keys] = [2 * 5 * 2 * 64, 2 * 9 * 64];
+    let (q, k, v, grad_out) = (buffer(rows, 1.0)?, buffer(keys, 2.0)?, buffer(keys, 3.0)?, buffer(rows, 0.5)?);
+    let sink = Buffer::from_slice(&stream, &[0.5_f32, -1.0])?;
+    let inputs = || Inputs { sink: Some(sink.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
+
+    let attention = Attention::new(&runtime, config)?;
+    let new = attention.attend(&stream, inputs())?;
+    let mut out = Buffer::<bf16>::zeros(&stream, rows as u64)?;
+    let (mut sums, mut largest) = (Buffer::<f32>::zeros(&stream, 2 * 5 * 2)?, Buffer::<f32>::zeros(&stream, 2)?);
+    let given = Outputs { max_logit: Some(largest.view_mut()), ..Outputs::new(out.view_mut(), sums.view_mut()) };
+    attention.forward(&stream, inputs(), given)?;
+    assert_eq!(new.out.to_vec(&stream)?, out.to_vec(&stream)?);
+    assert_eq!(new.log_sum_exp.to_vec(&stream)?, sums.to_vec(&stream)?);
+    assert_eq!(new.max_logit.as_ref().expect("asked for").to_vec(&stream)?, largest.to_vec(&stream)?);
+
+    let backward = AttentionBackward::new(&runtime, AttentionConfig { max_logit: false, ..config }, Order::Deterministic)?;
+    let gradients = backward.gradients(&stream, new.backward(inputs(), grad_out.view()))?;
+    let [mut dq, mut dk, mut dv] = [Buffer::<bf16>::zeros(&stream, rows as u64)?, buffer(keys, 0.0)?, buffer(keys, 0.0)?];
+    let mut dsink = Buffer::<f32>::zeros(&stream, 2)?;
+    let given = Gradients { sink: Some(dsink.view_mut()), ..Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()) };
+    backward.backward(&stream, new.backward(inputs(), grad_out.view()), given)?;
+    for (new, given) in [(&gradients.q, &dq), (&gradients.k, &dk), (&gradients.v, &dv)] {
+        assert_eq!(new.to_vec(&stream)?, given.to_vec(&stream)?);
+    }
+    assert_eq!(gradients.sink.as_ref().expect("learnable").to_vec(&stream)?, dsink.to_vec(&stream)?);
+    assert!(gradients.q.to_vec(&stream)?.iter().any(|x| x.to_f32() != 0.0));
+    Ok(())
+}
+
 /// A choice names what comes before it, and why that is not taken.
 #[test]
 fn what_is_refused_has_a_reason() -> Result<()> {

@@ -178,6 +178,7 @@ pub fn run(
         save(&document)
     };
     let comparisons = plan::comparisons(world, &rates, options.size, &options.families)?;
+    let comparisons = options.only(comparisons, |of| format!("{} {}", of.kernel, of.shape))?;
     if !comparisons.is_empty() {
         let ranks = Ranks::start(world, &runtime)?;
         for comparison in &comparisons {
@@ -186,7 +187,7 @@ pub fn run(
     }
     let is_named = options.families.iter().any(|family| family == context_parallel::FAMILY);
     let rows = if is_named || (is_smoke && options.families.is_empty()) { context_parallel::rows(options.size, world) } else { Vec::new() };
-    for row in rows {
+    for row in options.only(rows, |row| row.label(world))? {
         let records = RowRanks::start(world, &runtime, row, progress).and_then(|of| {
             let comparisons = of.comparisons(options.size);
             let records = comparisons.iter().map(|comparison| measure(&of.ranks, comparison, progress));

@@ -78,6 +78,11 @@ impl<T: BackwardElement> AttentionBackward<T> {
         Self { workspace: Some(Arc::clone(workspace)), ..self }
     }
 
+    /// What is computed.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
     /// The main kernel, and why.
     pub fn choice(&self) -> &Choice<BackwardKernel> {
         &self.choice

@@ -22,7 +22,7 @@ use crate::runtime::{Bound, Result, Runtime, Stream};
 
 /// Attends with elements of `T`: `bf16` or `f16`, or `e4m3` with [scales](super::Scales).
 ///
-/// Results go to the caller's buffers ([`Outputs`]) and are not returned: so nothing is allocated where tensors are [bound](Self::bind) once and
+/// Results go to the caller's buffers ([`Outputs`]), but for [`attend`](Self::attend), which makes them: so nothing is allocated where tensors are [bound](Self::bind) once and
 /// [run](Bound::run) often, a graph captures a run, and results can be written where they are wanted, as into a ring's running ones.
 /// What the backward pass needs of this one are two of those buffers, `out` and `log_sum_exp`, which
 /// [`BackwardInputs`](super::BackwardInputs) takes beside the inputs; there is no other state.
@@ -41,6 +41,11 @@ impl<T: AttentionElement> Attention<T> {
         let (config, choice) = config.decide::<T>(Some(&runtime.device(0)?))?;
         let bind = choice.load(T::KERNELS, runtime)?;
         Ok(Self { config, choice, bind })
+    }
+
+    /// What is computed.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
     }
 
     /// The kernel, and why.

@@ -22,6 +22,7 @@
 //! | `arguments` | what a configuration is to the kernels: sizes, masks, the order of tiles |
 //! | `choice` | which kernel a configuration takes, and why |
 //! | `tensors` | what is read and written |
+//! | `buffers` | results and gradients in new buffers, for a program that has none of its own |
 //! | `table` | a row of the tables of kernels |
 //! | `forward` | the forward pass, and the table of its kernels |
 //! | `problems` | tensors bound to the kernel on wgmma: dense, packed (varlen), with options |
@@ -41,7 +42,7 @@
 //! | `backward_blocks` | what the kernels on wgmma share |
 //!
 //! ```
-//! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask, Outputs};
+//! use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask};
 //! use oxtile::num::bf16;
 //! use oxtile::{Buffer, Result, Runtime};
 //!
@@ -52,14 +53,11 @@
 //!
 //! let (q, v) = (vec![half::bf16::ZERO; 3 * 64], [2.0, 4.0, 9.0].map(|x| [half::bf16::from_f32(x); 64]));
 //! let (q, v) = (Buffer::from_slice(&stream, &q)?, Buffer::from_slice(&stream, v.as_flattened())?);
-//! let mut out = Buffer::<bf16>::zeros(&stream, 3 * 64)?;
-//! let mut log_sum_exp = Buffer::<f32>::zeros(&stream, 3)?;
-//! let attention = Attention::<bf16>::new(&runtime, config)?;
-//! attention.forward(&stream, Inputs::new(q.view(), q.view(), v.view()), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?;
+//! let results = Attention::<bf16>::new(&runtime, config)?.attend(&stream, Inputs::new(q.view(), q.view(), v.view()))?;
 //!
-//! let out: Vec<half::bf16> = out.to_vec_as(&stream)?;
+//! let out: Vec<half::bf16> = results.out.to_vec_as(&stream)?;
 //! assert_eq!([0, 64, 128].map(|i| out[i].to_f32()), [2.0, 3.0, 5.0]);
-//! assert!((log_sum_exp.to_vec(&stream)?[2] - 3_f32.ln()).abs() < 1e-6);
+//! assert!((results.log_sum_exp.to_vec(&stream)?[2] - 3_f32.ln()).abs() < 1e-6);
 //! # Ok(()) }
 //! ```
 
@@ -73,6 +71,7 @@ mod backward_general;
 mod backward_portable;
 mod backward_tensors;
 mod backward_wide;
+mod buffers;
 mod choice;
 mod config;
 mod divided_keys;
@@ -91,6 +90,7 @@ mod tensors;
 pub use backward::{AttentionBackward, BackwardElement, Order};
 pub use backward_choice::BackwardKernel;
 pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};
+pub use buffers::{GradientBuffers, ResultBuffers};
 pub use choice::{ForwardKernel, Problem};
 pub use config::{AttentionConfig, GradientOutput, Kernels, Layout, Mask, Output, Sink, Window};
 pub use forward::{Attention, AttentionElement};
