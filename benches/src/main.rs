@@ -74,7 +74,16 @@ fn main() -> ExitCode {
 
 /// The command line; nothing if it asks for help, which is then printed.
 fn arguments() -> Result<Option<Arguments>> {
-    let options = Options { families: Vec::new(), sweep: None, only: None, rounds: ROUNDS, size: Size::Full, peers: true, peers_folder: None, seed: 1 };
+    let options = Options {
+        families: Vec::new(),
+        sweep: None,
+        only: None,
+        rounds: ROUNDS,
+        size: Size::Full,
+        peers: true,
+        peers_folder: None,
+        seed: 1,
+    };
     let mut arguments = Arguments { options, json: None, render: Vec::new(), chart: Vec::new(), ranks: None, status: false };
     let mut rounds = None;
     let options = &mut arguments.options;

@@ -5,7 +5,7 @@ use oxtile::attention::{
     Attention, AttentionBackward, AttentionConfig, BackwardInputs, BackwardKernel, ForwardKernel, Gradients, Inputs, Kernels, Layout, Mask,
     Order, Outputs, Problem, Sink, Window,
 };
-use oxtile::num::{bf16, e4m3};
+use oxtile::num::{Float, bf16, e4m3};
 use oxtile::{Buffer, Choice, Device, Result, Runtime};
 
 /// The kernel of a pass, and why.

@@ -53,7 +53,7 @@ impl<T: AttentionElement> Attention<T> {
     }
 }
 
-impl<T> ResultBuffers<T> {
+impl<T: Pod> ResultBuffers<T> {
     /// What the backward pass reads: the inputs that gave these results, and the gradient of `out`.
     pub fn backward<'a>(&'a self, forward: Inputs<'a, T>, grad_out: impl Into<Heads<'a, T>>) -> BackwardInputs<'a, T> {
         BackwardInputs { forward, out: self.out.view().into(), log_sum_exp: self.log_sum_exp.view(), grad_out: grad_out.into() }
