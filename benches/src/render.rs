@@ -28,8 +28,8 @@ pub fn markdown(document: &Document) -> String {
         limited.iter().for_each(|record| limited_rows(&mut text, record));
     }
     if !divided.is_empty() {
-        text += "\n| pass | shape | how | ms, median [quartiles] | TFLOP/s a GPU | efficiency, by pairs [95 %] | of the limit | idle ms of each rank | MB received | MB taken | schedules |\n";
-        text += "|---|---|---|---|---|---|---|---|---|---|---|\n";
+        text += "\n| pass | shape | how | ms, median [quartiles] | TFLOP/s a GPU | efficiency, by pairs [95 %] | the same of the slowest GPU | of the limit | idle ms of each rank | MB received | MB taken | schedules |\n";
+        text += "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
         divided.iter().for_each(|record| divided_rows(&mut text, record));
         text += &best(&divided);
     }
@@ -119,6 +119,7 @@ fn divided_rows(text: &mut String, record: &Record) {
         let time = record.seconds(side).map_or_else(none, |time| spread(time, 1e3, 3));
         let rate = record.flop_rate_of_gpu(side).filter(|rate| *rate > 0.0).map_or_else(none, |rate| format!("{:.0}", rate * 1e-12));
         let efficiency = record.efficiency(side).filter(|_| record.is_work(side)).map_or_else(none, |of| sure(of, 100.0, 1) + " %");
+        let slowest = record.efficiency_of_slowest(side).filter(|_| record.is_work(side)).map_or_else(none, |of| sure(of, 100.0, 1) + " %");
         let share = record.of_limit(side).map_or_else(none, percent);
         let idle: Vec<_> = of.ranks.iter().flat_map(RanksRecord::idle_medians).map(|idle| format!("{idle:.3}")).collect();
         let [received, taken] = match of.ranks.as_ref().filter(|ranks| !ranks.passes.is_empty()) {
@@ -129,7 +130,7 @@ fn divided_rows(text: &mut String, record: &Record) {
         let [idle, schedules] = [idle.join(", "), schedules.join(", ")].map(|cell| if cell.is_empty() { none() } else { cell });
         _ = writeln!(
             text,
-            "| {} | {} | {} | {time} | {rate} | {efficiency} | {share} | {idle} | {received} | {taken} | {schedules} |",
+            "| {} | {} | {} | {time} | {rate} | {efficiency} | {slowest} | {share} | {idle} | {received} | {taken} | {schedules} |",
             record.kernel, record.shape, of.label
         );
     }
@@ -298,23 +299,23 @@ mod tests {
         let forward = &mut document.records[1];
         // 0.2 ms of two ranks and 0.4 ms of one GPU: all of its rate.
         forward.flops = 50_000_000_000;
-        forward.divided = Some(Divided { ranks: 2, alone: "peer".into() });
+        forward.divided = Some(Divided { ranks: 2, alone: "peer".into(), each: Some("each".into()) });
         forward.limit = vec!["peer".into(), "wire".into()];
         let pass = PassRecord { schedule: "ring".into(), kernels: Vec::new(), launches: 2, received: 3_000_000, why: String::new() };
         let ranks =
             RanksRecord { idle: vec![vec![0.0, 0.5], vec![0.0, 0.7], vec![0.0, 0.6]], passes: vec![pass.clone()], memory: 5_000_000 };
         forward.sides[0].ranks = Some(ranks.clone());
         forward.sides.push(SideRecord { milliseconds: vec![3.0, 3.0, 3.0], flops: Some(0), ..SideRecord::new("wire") });
+        forward.sides.push(SideRecord { milliseconds: vec![3.3, 4.4, 5.5], ..SideRecord::new("each") });
         let mut both = Record { kernel: "both".into(), ..forward.clone() };
         both.sides[0].milliseconds = vec![4.0, 5.0, 6.0];
         both.sides[0].ranks = Some(RanksRecord { passes: vec![pass.clone(), pass], ..ranks });
         document.records.push(both);
         let text = markdown(&document);
-        let ours =
-            "| amax | shape | oxtile | 0.200 [0.150, 0.250] | 125 | 100.0 [100.0, 100.0] % | 150.0 % | 0.000, 0.600 | 3.0 | 5.0 | ring |\n";
+        let ours = "| amax | shape | oxtile | 0.200 [0.150, 0.250] | 125 | 100.0 [100.0, 100.0] % | 110.0 [91.7, 165.0] % | 150.0 % | 0.000, 0.600 | 3.0 | 5.0 | ring |\n";
         assert!(text.contains(ours), "{text}");
-        assert!(text.contains("| amax | shape | peer | 0.400 [0.300, 0.500] | 125 | - | 150.0 % | - | - | - | - |\n"), "{text}");
-        assert!(text.contains("| amax | shape | wire | 0.300 [0.300, 0.300] | - | - | 100.0 % | - | - | - | - |\n"), "{text}");
+        assert!(text.contains("| amax | shape | peer | 0.400 [0.300, 0.500] | 125 | - | - | 150.0 % | - | - | - | - |\n"), "{text}");
+        assert!(text.contains("| amax | shape | wire | 0.300 [0.300, 0.300] | - | - | - | 100.0 % | - | - | - | - |\n"), "{text}");
         assert!(text.contains("- shape: amax fastest by oxtile, 0.200 ms\n- shape: both fastest by oxtile, 0.500 ms\n"), "{text}");
         assert!(text.contains("- shape: the backward pass, by the difference, fastest by oxtile, 0.300 ms\n"), "{text}");
         let json = serde_json::to_string(&document).unwrap();

@@ -71,12 +71,22 @@ pub struct Record {
 }
 
 /// Work that ranks share.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Divided {
     /// How many ranks.
     pub ranks: u32,
     /// The label of the side that does it alone.
     pub alone: String,
+    /// The label of the side of which each rank does it alone, all at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub each: Option<String>,
+}
+
+impl Divided {
+    /// Whether a side's ranks share nothing.
+    fn is_alone(&self, label: &str) -> bool {
+        [Some(self.alone.as_str()), self.each.as_deref()].contains(&Some(label))
+    }
 }
 
 /// How time is taken.
@@ -212,9 +222,18 @@ impl Record {
 
     /// The time of one GPU, divided by the ranks that share its work, over the time of a side, round by round.
     pub fn efficiency(&self, side: usize) -> Option<Interval> {
-        let Divided { ranks, alone } = self.divided.as_ref()?;
-        let (alone, side) = (self.sides.iter().find(|side| side.label == *alone)?, self.sides.get(side)?);
-        Interval::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / f64::from(*ranks) / side))
+        self.efficiency_over(&self.divided.as_ref()?.alone, side)
+    }
+
+    /// The same of the slowest GPU, where each did all of the work: what ranks with equal parts can reach.
+    pub fn efficiency_of_slowest(&self, side: usize) -> Option<Interval> {
+        self.efficiency_over(self.divided.as_ref()?.each.as_ref()?, side)
+    }
+
+    fn efficiency_over(&self, alone: &str, side: usize) -> Option<Interval> {
+        let ranks = f64::from(self.divided.as_ref()?.ranks);
+        let (alone, side) = (self.sides.iter().find(|side| side.label == alone)?, self.sides.get(side)?);
+        Interval::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / ranks / side))
     }
 
     /// Whether a side does the work that ranks share: not the one GPU, nor copies alone.
@@ -224,7 +243,7 @@ impl Record {
 
     /// Among how many more ranks the work of a side would be spread, were it that of the others.
     fn ranks_beside(&self, side: usize) -> u32 {
-        self.divided.as_ref().filter(|divided| divided.alone == self.sides[side].label).map_or(1, |divided| divided.ranks)
+        self.divided.as_ref().filter(|divided| divided.is_alone(&self.sides[side].label)).map_or(1, |divided| divided.ranks)
     }
 
     /// Floating-point operations a second of one GPU of a side, at its median time.

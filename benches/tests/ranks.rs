@@ -100,7 +100,7 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
     let [dense, packed] = ["16x2:2x64 causal, 2 ranks", "2 of 16x3:1x64 full, 2 ranks"];
     assert_eq!(shapes, [dense, dense, packed, packed]);
     let torch = ["torch all-gather, cuDNN", "torch all-gather, flash"];
-    let ours = ["auto", "all-to-all", "gather", "ring", "pull", "one GPU", "wire alone"];
+    let ours = ["auto", "all-to-all", "gather", "ring", "pull", "one GPU", "one GPU, each at once", "wire alone"];
     assert_eq!(labels(records[0]), ours.into_iter().chain(torch).collect::<Vec<_>>());
     for record in &records {
         assert!(record.sides.iter().all(|side| side.milliseconds.len() == 1 && side.milliseconds[0] > 0.0));
@@ -110,7 +110,7 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
                 continue;
             };
             assert!(ranks.idle.len() == 1 && ranks.idle.iter().all(|round| round.len() == 2 && round.contains(&0.0)), "{:?}", ranks.idle);
-            let is_ours = !side.label.starts_with("torch") && side.label != "wire alone";
+            let is_ours = !side.label.starts_with("torch") && !["wire alone", "one GPU, each at once"].contains(&side.label.as_str());
             assert_eq!(ranks.passes.is_empty(), !is_ours);
             assert_eq!(
                 side.check.as_ref().map(|check| (check.equal, check.detail.as_str())),
@@ -118,6 +118,7 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
                 "{}",
                 side.label
             );
+            assert!(record.efficiency_of_slowest(at).unwrap().median > 0.0);
             assert!(record.efficiency(at).unwrap().median > 0.0 && record.of_limit(at).unwrap() > 0.0);
         }
     }

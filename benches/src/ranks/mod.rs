@@ -59,7 +59,7 @@ const METHOD: &str = "Calls one after another, the slowest rank; wall: from the 
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
 products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. Context parallelism: random normal data, one call that is not timed before the \
 first event; before the first round both passes of each schedule are compared with our single GPU's, in the first and last rows of rank 0. `divided.alone` is our single GPU, rank 0's, on the whole \
-sequence: its time over `divided.ranks`, over a side's, is the side's efficiency. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock.";
+sequence: its time over `divided.ranks`, over a side's, is the side's efficiency; `divided.each` is the same of every rank at once, by the slowest. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock.";
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
 
@@ -203,7 +203,12 @@ pub fn run(
 fn failed(row: Row, world: u32, error: &anyhow::Error) -> Record {
     let why = Missing { peer: "oxtile".into(), why: format!("{error:#}") };
     let comparison = Comparison::of(context_parallel::FAMILY, "context parallel", row.label(world), Vec::new(), &[plan::DEVICE]);
-    record(&Comparison { missing: vec![why], divided: Some((world, "")), ..comparison }, &plan::DEVICE, Vec::new(), Vec::new())
+    record(
+        &Comparison { missing: vec![why], divided: Some(Divided { ranks: world, ..Divided::default() }), ..comparison },
+        &plan::DEVICE,
+        Vec::new(),
+        Vec::new(),
+    )
 }
 
 /// `peers`, or why there are none. Rounds that are not counted come first.
@@ -265,7 +270,7 @@ fn record(comparison: &Comparison, clock: &plan::Taken, sides: Vec<SideRecord>, 
         ceiling: None,
         limit: comparison.limit.iter().map(|&label| label.to_owned()).collect(),
         chosen: comparison.chosen.map(str::to_owned),
-        divided: comparison.divided.map(|(ranks, alone)| Divided { ranks, alone: alone.to_owned() }),
+        divided: comparison.divided.clone(),
         sides,
         order,
         missing: comparison.missing.clone(),

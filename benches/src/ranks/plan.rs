@@ -7,7 +7,7 @@ use super::products::{self, OVERLAP, SHAPES};
 use super::{Request, Times, Work, weights};
 use crate::bench::Size;
 use crate::peers::Check;
-use crate::results::{Clock, Missing, RanksRecord};
+use crate::results::{Clock, Divided, Missing, RanksRecord};
 
 /// Collectives of NCCL.
 pub const NCCL: &str = "nccl";
@@ -39,7 +39,7 @@ pub struct Comparison {
     /// The side that a model takes for the fastest.
     pub chosen: Option<&'static str>,
     /// The ranks that share the work, and the side that does all of it on one GPU.
-    pub divided: Option<(u32, &'static str)>,
+    pub divided: Option<Divided>,
     /// What sides planned, and whether they compute what they should, by their labels.
     pub details: Vec<(&'static str, RanksRecord, Option<Check>)>,
 }

@@ -18,7 +18,7 @@ use super::plan::{Comparison, DEVICE, Side};
 use super::{Ranks, Request, Times, Work};
 use crate::bench::Size;
 use crate::peers::Check;
-use crate::results::{Missing, PassRecord, RanksRecord};
+use crate::results::{Divided, Missing, PassRecord, RanksRecord};
 
 /// The family's name.
 pub const FAMILY: &str = "context_parallel";
@@ -29,6 +29,8 @@ pub const FAMILY: &str = "context_parallel";
 pub enum By {
     /// Rank 0 alone, to the whole sequence.
     OneGpu,
+    /// Each rank alone, to the whole sequence, all at once: the slowest GPU's time, which bounds what ranks reach together.
+    EachGpu,
     /// All ranks, by the schedule that they choose.
     Auto,
     /// By [`Schedule::AllToAll`].
@@ -87,7 +89,7 @@ impl By {
             Self::Gather => Some(Schedule::Gather),
             Self::Ring => Some(Schedule::Ring),
             Self::Pull => Some(Schedule::Pull),
-            Self::OneGpu | Self::Wire | Self::Torch(..) => None,
+            Self::OneGpu | Self::EachGpu | Self::Wire | Self::Torch(..) => None,
         }
     }
 
@@ -95,6 +97,7 @@ impl By {
     const fn label(self) -> &'static str {
         match self {
             Self::OneGpu => "one GPU",
+            Self::EachGpu => "one GPU, each at once",
             Self::Auto => "auto",
             Self::AllToAll => "all-to-all",
             Self::Gather => "gather",
@@ -213,7 +216,7 @@ impl RowRanks {
             missing: missing.chain(packed).collect(),
             fewer: size.pick(row.fewer(), 1),
             limit: &LIMIT,
-            divided: Some((*world, By::OneGpu.label())),
+            divided: Some(Divided { ranks: *world, alone: By::OneGpu.label().into(), each: Some(By::EachGpu.label().into()) }),
             details: made.iter().filter_map(|made| Some((made.by.label(), detail(made, passes)?, made.check.clone()))).collect(),
             ..Comparison::of(FAMILY, kernel, row.label(*world), sides, &[DEVICE])
         }

@@ -79,8 +79,8 @@ struct Ready<'t> {
     copy: Loaded<CopyWords>,
     operations: Vec<(By, ContextParallel<'t, bf16>)>,
     part: Tensors,
-    /// What rank 0 does alone.
-    alone: Option<Alone>,
+    /// What a rank does alone.
+    alone: Alone,
     wire: Option<Wire>,
 }
 
@@ -157,7 +157,9 @@ impl Serving<'_> {
             };
             ready.tell(self.told, made);
         }
-        ready.tell(self.told, Made { by: By::OneGpu, plan: Ok(None), check: None });
+        for by in [By::OneGpu, By::EachGpu] {
+            ready.tell(self.told, Made { by, plan: Ok(None), check: None });
+        }
         ready.tell(self.told, Made { by: By::Wire, plan: memory.map(|()| None), check: None });
         // All have made theirs before the first request is answered.
         self.part(By::Auto, || Ok(()))?;
@@ -180,20 +182,17 @@ impl Serving<'_> {
         }
     }
 
-    /// Tensors, our single GPU on rank 0, and what is put.
+    /// Tensors, attention on this GPU alone, and what is put.
     fn prepare<'t>(&self, comm: &impl Communicator, arena: Option<&Arena>) -> Result<Ready<'t>> {
         let Self { seat, row, .. } = self;
         let (rank, world, runtime) = (comm.rank(), comm.world(), &seat.runtime);
         let stream = seat.rank.device().stream()?;
         let values = Random::new(1).normal(VALUES);
         let tensors = |tokens: &[u64]| Tensors::new(&stream, row, world.get(), tokens, &values);
-        let alone = || -> Result<Alone> {
-            let whole = tensors(&(0..row.tokens).collect::<Vec<_>>())?;
-            let (forward, backward) =
-                (Attention::new(runtime, row.config())?, AttentionBackward::new(runtime, row.config(), Order::default())?);
-            Ok(Alone { forward, backward, whole })
-        };
-        let alone = (rank == Rank::ZERO).then(alone).transpose()?;
+        let whole = tensors(&(0..row.tokens).collect::<Vec<_>>())?;
+        let (forward, backward) =
+            (Attention::new(runtime, row.config())?, AttentionBackward::new(runtime, row.config(), Order::default())?);
+        let alone = Alone { forward, backward, whole };
         let part = tensors(&row.tokens_of(rank, world))?;
         let wire = |arena: &Arena| -> Result<Wire> {
             let (bytes, next) = (PUT * self.shard(world), Rank::new((rank.index() + 1) % world.get(), world));
@@ -282,9 +281,9 @@ impl Ready<'_> {
 
     /// What our single GPU finds, on rank 0.
     fn expect(&mut self, at: &[Place]) -> Result<Option<Sampled>> {
-        let Self { stream, copy, alone, .. } = self;
-        let attend = |alone: &mut Alone| Attends::OneGpu(&alone.forward, &alone.backward).attempt(stream, &mut alone.whole, copy, at);
-        alone.as_mut().map(attend).transpose()
+        let Self { stream, copy, alone: Alone { forward, backward, whole }, .. } = self;
+        let attend = || Attends::OneGpu(forward, backward).attempt(stream, whole, copy, at);
+        (self.rank == Rank::ZERO).then(attend).transpose()
     }
 
     /// Times calls, after one that is not timed: ranks begin together, where it ends.
@@ -304,15 +303,13 @@ impl Ready<'_> {
     /// What a rank does in a call; nothing, if another does it alone.
     fn call(&mut self, request: Request) -> Result<Option<Call<'_>>> {
         let Work::ContextParallel { by, passes, .. } = request.work else { bail!("ranks of a row do not run {:?}", request.work) };
-        let Self { stream, operations, part, alone, wire, .. } = self;
+        let Self { rank, stream, operations, part, alone, wire, .. } = self;
         Ok(match by {
-            By::OneGpu => match alone {
-                Some(alone) => {
-                    let bound = Attends::OneGpu(&alone.forward, &alone.backward).bind(stream, &mut alone.whole, passes)?;
-                    Some(Call::Passes(bound))
-                }
-                None => None,
-            },
+            By::OneGpu if *rank != Rank::ZERO => None,
+            By::OneGpu | By::EachGpu => {
+                let bound = Attends::OneGpu(&alone.forward, &alone.backward).bind(stream, &mut alone.whole, passes)?;
+                Some(Call::Passes(bound))
+            }
             By::Wire => Some(Call::Puts(wire.as_ref().context("there is no symmetric memory")?, request.bytes)),
             _ => {
                 let (_, operation) = operations.iter().find(|(of, _)| *of == by).with_context(|| format!("{by:?} was not made"))?;
