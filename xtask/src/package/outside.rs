@@ -53,8 +53,24 @@ pub fn run(packages: &[Package]) -> Result<()> {
     outside(&folder, &["run", "--quiet", "--package", "find"])?;
     say(&format!("every kernel inside a program ({:.0} s)", start.elapsed().as_secs_f64()));
     let start = Instant::now();
+    document(&folder)?;
+    say(&format!("documents, without a network ({:.0} s)", start.elapsed().as_secs_f64()));
+    let start = Instant::now();
     install(&folder, packages)?;
     say(&format!("cargo install oxtile-cli ({:.0} s)", start.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// Documents the crates that programs name, as docs.rs does: without a GPU and a network, with the features of all these programs.
+fn document(folder: &Path) -> Result<()> {
+    const DOCUMENTED: [&str; 4] = ["oxtile", "oxtile-kernels", "oxtile-tile", "oxtile-emulator"];
+    let arguments =
+        ["doc", "--quiet", "--offline", "--no-deps"].into_iter().chain(DOCUMENTED.into_iter().flat_map(|name| ["--package", name]));
+    outside(folder, &arguments.collect::<Vec<_>>())?;
+    for name in DOCUMENTED {
+        let page = folder.join("target/doc").join(name.replace('-', "_")).join("index.html");
+        ensure!(page.is_file(), "cargo doc wrote no {}", page.display());
+    }
     Ok(())
 }
 
