@@ -1,10 +1,11 @@
-//! The sum of equal parts, one of each rank, always in the order of the ranks: rounded once, or scaled and added to a target.
+//! The sum of equal parts, one of each rank, always in the order of the ranks: rounded once, or scaled and added to a target. And the largest of them.
 //!
 //! Floor: the bytes of all parts are read once, those of the sum are written once; a target that is added to is read too. A thread has eight elements.
 //! The loads of four parts are in flight together.
 
 #![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
 
+use oxtile_tile::num::max;
 use oxtile_tile::prelude::*;
 
 const THREADS: u32 = 256;
@@ -87,6 +88,27 @@ pub fn add_parts<In: Summed>(parts: Global<In>, target: GlobalMut<f32>, count: u
     sum_elements(&parts, count, stride, [target.start(), target.len()], eight, one);
 }
 
+/// `largest[i]` is the largest of `parts[p * stride + i]` over the `count` parts, NaN left out. The largest of no parts is -inf, and so is that of NaN alone.
+///
+/// A number a thread, whose loads are in flight together: for numbers of heads, which are few.
+#[kernel(threads = THREADS, grid = largest_grid)]
+pub fn largest_part(parts: Global<f32>, largest: GlobalMut<f32>, count: u32, stride: u64) {
+    let at = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
+    if at < largest.len() {
+        let (mut found, mut first) = (f32::NEG_INFINITY, 0);
+        while first < count {
+            // A part beyond the last changes nothing.
+            let load = |part: u32| if part < count { parts.load(u64::from(part) * stride + at) } else { f32::NEG_INFINITY };
+            let some: [f32; PARTS] = core::array::from_fn(|i| load(first + i as u32));
+            for part in 0..PARTS {
+                found = max(found, some[part]);
+            }
+            first += PARTS as u32;
+        }
+        largest.store(at, found);
+    }
+}
+
 /// Gives the sums of a thread's elements of a target at an address and of a length: eight that begin at a multiple of 16 bytes, or one at a time.
 #[inline(always)]
 fn sum_elements<In: Summed>(
@@ -140,6 +162,11 @@ fn grid<In: Summed, Out: Summed>(args: &SumPartsArgs<'_, In, Out>, _: &DeviceLim
 fn add_grid<In: Summed>(args: &AddPartsArgs<'_, In>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     check(args.parts.len(), args.count, args.stride, args.target.len())?;
     Grid::cover("target", args.target.len(), TILE)
+}
+
+fn largest_grid(args: &LargestPartArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    check(args.parts.len(), args.count, args.stride, args.largest.len())?;
+    Grid::cover("largest", args.largest.len(), THREADS)
 }
 
 /// `count` parts of so many elements do not overlap, and lie inside.

@@ -19,7 +19,7 @@
 
 use std::fmt;
 
-use oxtile_kernels::sum_parts::{self as kernels, AddPartsArgs, SumPartsArgs, Summed};
+use oxtile_kernels::sum_parts::{self as kernels, AddPartsArgs, LargestPartArgs, SumPartsArgs, Summed};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 
 use crate::runtime::{Device, Loaded, Result, Runtime, Stream};
@@ -150,4 +150,49 @@ where
     kernels::AddParts<In>: Kernel,
 {
     type Kernel = kernels::AddParts<In>;
+}
+
+/// Finds the largest of parts, number by number: the largest scores of a head among those that each rank, or each step, has found.
+///
+/// ```
+/// use oxtile::sum_parts::LargestPart;
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::checked(1)?; // or Runtime::cuda()
+/// let stream = runtime.device(0)?.stream()?;
+/// let parts = Buffer::from_slice(&stream, &[1.0_f32, -2.0, -3.0, f32::NAN])?;
+/// let mut largest = Buffer::<f32>::uninitialised(&stream, 2)?;
+///
+/// // Of two parts of 2 numbers.
+/// LargestPart::new(&runtime)?.run(&stream, parts.view(), 2, 2, largest.view_mut())?;
+/// assert_eq!(largest.to_vec(&stream)?, [1.0, -2.0]);
+/// # Ok(()) }
+/// ```
+///
+/// A run allocates nothing and may be captured.
+pub struct LargestPart(Loaded<kernels::LargestPart>);
+
+impl LargestPart {
+    /// Loads the kernel.
+    ///
+    /// # Errors
+    /// As [`Runtime::load`].
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        Ok(Self(runtime.load()?))
+    }
+
+    /// Enqueues `largest[i] = max(parts[i], parts[stride + i], ...)`, over `count` parts, NaN left out. The largest of no parts is -inf.
+    ///
+    /// # Errors
+    /// As [`SumParts::run`].
+    pub fn run(&self, stream: &Stream, parts: DeviceView<'_, f32>, count: u32, stride: u64, largest: DeviceViewMut<'_, f32>) -> Result<()> {
+        self.0.launch(stream, LargestPartArgs { parts, largest, count, stride })
+    }
+}
+
+impl fmt::Debug for LargestPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LargestPart").finish_non_exhaustive()
+    }
 }

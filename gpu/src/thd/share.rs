@@ -44,7 +44,14 @@ impl Share {
     #[inline(always)]
     #[track_caller]
     pub fn natural_row(self, local: u32, cu_seqlens_padded: Global<u32>, rows: u32) -> u32 {
-        let (world, starts) = (self.world.max(1), Starts { cu_seqlens_padded, divisor: self.world });
+        self.natural_row_of_teams(local, cu_seqlens_padded, rows, 1)
+    }
+
+    /// The same where each of `teams` groups of ranks has a tensor of `rows` rows with as many rows of each sequence, which its ranks share: the row of that tensor.
+    #[inline(always)]
+    #[track_caller]
+    pub fn natural_row_of_teams(self, local: u32, cu_seqlens_padded: Global<u32>, rows: u32, teams: u32) -> u32 {
+        let (world, starts) = (self.world.max(1), Starts { cu_seqlens_padded, divisor: self.world * teams });
         let Some(sequence) = starts.find(local) else {
             let end = starts.end();
             return end * world + self.rank * (rows / world).saturating_sub(end) + local.saturating_sub(end);

@@ -115,7 +115,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         };
         let array = |name| Scratch::<u32>::new(stream, name, whole.batches + 1);
         let sequences = || -> Result<(Scratch<u32>, TokenOrder)> {
-            let reorder = Reorder::new(&runtime, share.world, share.partition)?;
+            let reorder = Reorder::new(&runtime, share.world, share.partition)?.of_teams(teams as u32);
             Ok((array("ends of sequences")?, TokenOrder { reorder, offsets: array("offsets of sequences")? }))
         };
         let group = |number| Group::new(stream, (trade, arena), &all, [number, count], sharing);
@@ -317,17 +317,17 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         self.carrier.give(&self.comm, self.trade, at, &Given { tensors, numbers })
     }
 
-    /// Clears what attention writes of packed tensors: rows in no sequence are zeros.
+    /// Clears what attention on one device writes of packed tensors: rows in no sequence are zeros. A ring clears what it writes.
     fn clear<'g>(&self, stream: &Stream, lanes: impl IntoIterator<Item = &'g Lane<T>>) -> Result<()>
     where
         T: 'g,
     {
-        if self.sequences.is_none() { Ok(()) } else { lanes.into_iter().try_for_each(|lane| lane.natural.zero(stream)) }
+        if self.sequences().is_none() { Ok(()) } else { lanes.into_iter().try_for_each(|lane| lane.natural.zero(stream)) }
     }
 
     /// The same of the log-sum-exp, which is -inf there.
     fn clear_numbers(&self, stream: &Stream, group: &Group<T>) -> Result<()> {
-        if self.sequences.is_none() || group.log_sum_exp.natural.len() == 0 {
+        if self.sequences().is_none() || group.log_sum_exp.natural.len() == 0 {
             return Ok(());
         }
         let args = FillRowsArgs { values: self.nothing.view(), target: group.log_sum_exp.natural.lend(), rows: 1 };

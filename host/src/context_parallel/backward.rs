@@ -242,18 +242,19 @@ impl<T: ContextElement> Core<'_, T> {
         sink: DeviceView<'_, f32>,
         target: Option<DeviceViewMut<'_, f32>>,
     ) -> Result<()> {
-        let (Some(own), Some(messages)) = (&self.sink, self.messages) else {
-            unreachable!("a learnable sink has memory and a communicator")
+        let (Some(own), Some(numbers)) = (&self.sink, &self.numbers) else {
+            unreachable!("a learnable sink has memory, and numbers of all ranks")
         };
         let (packed, heads) = (self.local.packed, self.config.attention.heads);
         self.fill.launch(stream, FillRowsArgs { values: sink, target: own.scores.lend(), rows: 1 })?;
         let sequences = own.arrays.argument(packed.queries as u32, self.local.tokens[1] as u32);
         let statistics = QueryStatisticsArgument { log_sum_exp, deltas: self.deltas.view(), rows: 0 };
         let batches = 2 * self.local.sequences() as u32;
-        let args = AttentionBackwardSinkArgs { sink: own.scores.view(), grad_sink: own.gradient.lend(), statistics, sequences, batches };
+        let args = AttentionBackwardSinkArgs { sink: own.scores.view(), grad_sink: numbers.own.lend(), statistics, sequences, batches };
         own.kernel.launch(stream, args)?;
-        messages.gather_numbers(stream, own.gradient.view(), own.all.lend())?;
-        let Some(target) = target else { return Ok(()) };
-        own.sum.run(stream, own.all.view(), (own.all.len() / heads.max(1)) as u32, heads, target)
+        numbers.together(stream, self.local.share, |all| match target {
+            Some(target) => own.sum.run(stream, all, (all.len() / heads.max(1)) as u32, heads, target),
+            None => Ok(()),
+        })
     }
 }

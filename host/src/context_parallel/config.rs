@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::detour::Detour;
 use super::head_group::groups_of;
-use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Window};
+use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Sink, Window};
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};
 use crate::thd::Partition;
@@ -69,7 +69,7 @@ impl fmt::Display for Schedule {
 /// Buffers of an arena lie at multiples of so many bytes.
 const ALIGNED: u128 = 256;
 /// Buffers that [`Schedule::Pull`] takes, and [`Schedule::AllToAll`]: for each group of heads, and for all.
-const OF_PULL: u128 = 3;
+const OF_PULL: u128 = 4;
 const OF_GROUP: u128 = 11;
 const OF_ALL_HEADS: u128 = 3;
 
@@ -119,7 +119,10 @@ impl ContextParallelConfig {
         let (bytes, buffers) = match schedule {
             Schedule::Pull => {
                 let pulled = product(&[of_keys(key_heads), element_bytes + 4 * ranks]);
-                (pulled.saturating_add(room(product(&[key_rows, key_heads, head_size.max(value)]))), OF_PULL)
+                // Batches may count as heads.
+                let numbers = if self.has_numbers() { product(&[4, ranks, batches, heads]) } else { 0 };
+                let room = room(product(&[key_rows, key_heads, head_size.max(value)]));
+                (pulled.saturating_add(numbers).saturating_add(room), OF_PULL)
             }
             // Queries, keys and values, and their gradients; the result on its way there and back, its gradient, and two numbers for each row.
             Schedule::AllToAll => {
@@ -190,6 +193,11 @@ impl ContextParallelConfig {
     pub(super) fn window(&self) -> Window {
         let Window { left, right } = self.attention.window;
         Window { left, right: right.filter(|_| !self.is_causal()) }
+    }
+
+    /// Whether ranks have a share in numbers of heads: largest scores, or the gradient of a sink.
+    pub(super) fn has_numbers(&self) -> bool {
+        self.attention.max_logit || self.attention.sink == Sink::Learnable
     }
 
     /// Whether the lengths of sequences are known on the device alone.

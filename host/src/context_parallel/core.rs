@@ -11,13 +11,14 @@ use super::gathered::Gathered;
 use super::launches::{Launch, Program};
 use super::local::Local;
 use super::memory::{Scratch, copy, spoil};
-use super::messages::Messages;
 use super::mover::{Mover, Reads, is};
+use super::numbers::Numbers;
 use super::plan::Direction;
 use super::sinks::SinkMemory;
 use crate::attention::{Attention, AttentionBackward, AttentionConfig, GradientOutput, Order, Output, Sink};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Error, Loaded, Result, Stream};
+use crate::sum_parts::LargestPart;
 use crate::symmetric::Rows;
 use crate::tensor::Strided;
 use crate::thd::{Packed, Share};
@@ -37,11 +38,12 @@ pub(super) struct Core<'t, T: ContextElement> {
     pub config: ContextParallelConfig,
     pub local: Local,
     pub mover: Mover<'t>,
-    /// For what ranks agree on.
-    pub messages: Option<&'t dyn Messages>,
+    /// Numbers of heads that all ranks have a share in, if there are any.
+    pub numbers: Option<Numbers<'t>>,
     pub forward: Pass<T, Attention<T>>,
     pub backward: Pass<T, AttentionBackward<T>>,
     pub sum: Sum<f32, T>,
+    pub largest: LargestPart,
     pub fill: Loaded<FillRows>,
     /// What a log-sum-exp begins with, if the caller does not say.
     pub nothing: Scratch<f32>,
@@ -53,7 +55,7 @@ pub(super) struct Core<'t, T: ContextElement> {
     /// A number for each head and row.
     pub log_sum_exp: Scratch<f32>,
     pub deltas: Scratch<f32>,
-    /// A number for each head.
+    /// The largest scores of each head, of one launch of the forward pass after another.
     pub max_logit: Scratch<f32>,
     /// Keys and values without gaps.
     pub own: [Scratch<T>; 2],
@@ -148,7 +150,6 @@ impl<'t, T: ContextElement> Core<'t, T> {
         config: ContextParallelConfig,
         share: Share,
         mover: Mover<'t>,
-        messages: Option<&'t dyn Messages>,
         comm: Stream,
         [forward, backward]: [Route; 2],
     ) -> Result<Self> {
@@ -171,18 +172,26 @@ impl<'t, T: ContextElement> Core<'t, T> {
         };
         // Ranks that do not read keys of this one give no gradients.
         returned.iter().try_for_each(|slots| slots.zero(stream))?;
+        let numbers = match &mover {
+            _ if !config.has_numbers() => None,
+            Mover::Pull(pull) => Some(pull.numbers(stream, heads)?),
+            Mover::Messages(messages) => Some(Numbers::by_messages(stream, *messages, heads)?),
+        };
+        let forward_pass = passes.forward(stream, forward)?;
+        let of_launches = if config.attention.max_logit { heads * forward_pass.program.launches.len() as u64 } else { 0 };
         let gathered = if has(Route::AtOnce) { Some(Gathered::new(stream, &config, &local, backward == Route::AtOnce)?) } else { None };
         Ok(Self {
-            forward: passes.forward(stream, forward)?,
+            forward: forward_pass,
             backward: passes.backward(stream, backward)?,
             sum: T::load_sum(&runtime)?,
+            largest: LargestPart::new(&runtime)?,
             fill: runtime.load()?,
             nothing: Scratch::of(crate::Buffer::from_slice(stream, &[f32::NEG_INFINITY, 0.0])?),
             running: of("running result", if forward == Route::Steps { out } else { 0 })?,
             gradient: of("gradient of queries", q)?,
             log_sum_exp: of("log-sum-exp of packed rows", statistics)?,
             deltas: of("row sums", statistics)?,
-            max_logit: of("largest scores", heads)?,
+            max_logit: of("largest scores", of_launches)?,
             own: keys("own keys and values", [k, v])?,
             slots: [keys("keys and values of a rank", one)?, keys("keys and values of a rank", one)?],
             parts: [sums("gradients for a rank", given)?, sums("gradients for a rank", given)?],
@@ -194,7 +203,7 @@ impl<'t, T: ContextElement> Core<'t, T> {
             config,
             local,
             mover,
-            messages,
+            numbers,
             comm,
         })
     }
@@ -234,7 +243,10 @@ impl<'t, T: ContextElement> Core<'t, T> {
             Mover::Pull(pull) => pull.shard_bytes(),
             Mover::Messages(_) => 0,
         };
-        let always = sum(&[nothing, log_sum_exp]) + own.iter().chain([staged]).map(Scratch::bytes).sum::<u64>() + of_pull;
+        let always = sum(&[nothing, log_sum_exp])
+            + self.numbers.as_ref().map_or(0, Numbers::bytes)
+            + own.iter().chain([staged]).map(Scratch::bytes).sum::<u64>()
+            + of_pull;
         let of_pass = |pass: &Direction| match pass {
             Direction::Forward => sum(&[running, max_logit]) + self.forward.arrays.bytes(),
             Direction::Backward => {
@@ -261,10 +273,10 @@ impl<'t, T: ContextElement> Core<'t, T> {
         let _turn = lock(&self.turn);
         let Self { running, gradient, log_sum_exp, deltas, max_logit, own, slots, parts, staged, gathered, sink, local, .. } = self;
         let numbers = [running, gradient, log_sum_exp, deltas, max_logit].into_iter().chain(parts.as_flattened());
-        let of_sink = sink.iter().flat_map(|sink| [&sink.scores, &sink.gradient, &sink.all]);
-        numbers.chain(of_sink).try_for_each(|memory| memory.spoil(stream))?;
+        numbers.chain(sink.iter().map(|sink| &sink.scores)).try_for_each(|memory| memory.spoil(stream))?;
         own.iter().chain(slots.as_flattened()).chain([staged]).try_for_each(|memory| memory.spoil(stream))?;
         gathered.iter().try_for_each(|gathered| gathered.spoil(stream))?;
+        self.numbers.iter().try_for_each(|numbers| numbers.spoil(stream))?;
         // Those of ranks that do not read keys of this one stay zero.
         let readers = local.share.world.ranks().filter(|reader| is(&self.backward.reads, *reader, local.share.rank));
         readers.flat_map(|reader| self.slot(reader)).try_for_each(|slot| spoil(stream, slot))
@@ -342,10 +354,11 @@ pub(super) fn elements(Strided { shape, .. }: Strided<4>) -> u64 {
 
 /// What is the same of all launches of a forward pass.
 fn complete_forward(config: &ContextParallelConfig, route: Route, launch: AttentionConfig) -> AttentionConfig {
+    let launch = AttentionConfig { max_logit: config.attention.max_logit, ..launch };
     match route {
         Route::Steps => launch,
         // As on one device.
-        Route::AtOnce => AttentionConfig { sink: config.attention.sink, max_logit: config.attention.max_logit, ..launch },
+        Route::AtOnce => AttentionConfig { sink: config.attention.sink, ..launch },
     }
 }
 
@@ -370,7 +383,7 @@ impl Passes<'_> {
             // Kernels with options have neither a first nor a last step; the score of a sink is there before the first one. Of packed sequences too, each query that sees a key of
             // any owner is of every launch of its half.
             let has_ends = |launch: &Launch| {
-                let config = launch.config(self.config, self.local.packed, program.keys, keys_of(self.local, route));
+                let config = complete(launch.config(self.config, self.local.packed, program.keys, keys_of(self.local, route)));
                 AttentionConfig { output: Output::Last, ..config }.choose_on::<T>(&stream.device()).is_ok()
             };
             match route {

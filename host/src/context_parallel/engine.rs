@@ -46,7 +46,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                 let far = Share { world: far_messages.world(), rank: far_messages.rank(), ..share };
                 let (traded, groups) = (AllToAll::<T>::traded(&config, near)?, u64::from(far.world.get()));
                 let (mover, comm) = (Mover::Messages(far_messages), stream.device().urgent_stream()?);
-                let core = Core::new(stream, traded, far, mover, Some(far_messages), comm, [Route::Steps; 2])?;
+                let core = Core::new(stream, traded, far, mover, comm, [Route::Steps; 2])?;
                 Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, near, groups, Reach::Messages(near_messages), Some(core))?)))
             }
             Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => {
@@ -61,7 +61,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                 };
                 let routes = schedules.map(|schedule| if schedule == Schedule::Gather { Route::AtOnce } else { Route::Steps });
                 let comm = stream.device().urgent_stream()?;
-                Ok(Self::Core(Box::new(Core::new(stream, config, share, mover, transport.messages, comm, routes)?)))
+                Ok(Self::Core(Box::new(Core::new(stream, config, share, mover, comm, routes)?)))
             }
         }
     }
@@ -89,9 +89,11 @@ impl<'t, T: ContextElement> Engine<'t, T> {
 
     /// Meets the ranks whose memory a pass reads.
     pub fn open(&self, stream: &Stream) -> Result<()> {
-        match self.core().map(|core| &core.mover) {
-            Some(Mover::Pull(pull)) => pull.open(stream),
-            Some(Mover::Messages(_)) | None => Ok(()),
+        let Some(core) = self.core() else { return Ok(()) };
+        core.numbers.iter().try_for_each(|numbers| numbers.open(stream))?;
+        match &core.mover {
+            Mover::Pull(pull) => pull.open(stream),
+            Mover::Messages(_) => Ok(()),
         }
     }
 
@@ -119,6 +121,14 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                 Inner::Ring(core) => Some(core),
                 Inner::Alone(..) => None,
             },
+        }
+    }
+
+    /// The same, to be changed by tests; none where a ring is inside of traded heads.
+    pub fn core_mut(&mut self) -> Option<&mut Core<'t, T>> {
+        match self {
+            Self::Core(core) => Some(core),
+            Self::AllToAll(_) => None,
         }
     }
 

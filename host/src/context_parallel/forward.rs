@@ -7,7 +7,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use super::core::{Core, Route, check_captures, elements};
 use super::element::ContextElement;
 use super::local::Local;
-use super::memory::{Scratch, again, bytes, bytes_mut, copy, note, zero};
+use super::memory::{Scratch, again, bytes, bytes_mut, note, zero};
 use super::mover::{Both, Reads};
 use crate::attention::{AttentionConfig, Inputs, Output, Outputs, Sink, Target};
 use crate::comm::Rank;
@@ -116,7 +116,7 @@ impl<T: ContextElement> Core<'_, T> {
         mut results: Results<'a, T>,
     ) -> Result<Bound<'a>> {
         let (pass, len, is_gapless) = (&self.forward, elements(results.layout), Local::is_gapless(results.layout));
-        let mut steps: Vec<Vec<Bound<'a>>> = Vec::new();
+        let (mut steps, mut at): (Vec<Vec<Bound<'a>>>, u64) = (Vec::new(), 0);
         for step in 0..self.local.share.world.get() {
             let bind = |launch| {
                 let config = self.forward_config(launch);
@@ -125,6 +125,8 @@ impl<T: ContextElement> Core<'_, T> {
                 let inputs = Inputs { sequences, ..Inputs::new(q, k, v) };
                 let shape = [config.queries, config.heads, config.value_size()];
                 let out = || HeadsMut::packed(if is_gapless { again(&results.target, len) } else { self.staged.lend_part(0..len) }, shape);
+                let max_logit = self.max_logit_of(at);
+                at += 1;
                 let outputs = match launch.output {
                     Output::Rounded => Outputs::new(out()?, self.log_sum_exp.lend()),
                     Output::Merged | Output::First => {
@@ -132,7 +134,7 @@ impl<T: ContextElement> Core<'_, T> {
                     }
                     Output::Last => Outputs::last(Heads::packed(self.running.view(), shape)?, out()?, self.log_sum_exp.lend()),
                 };
-                pass.kernel(config).bind(stream, inputs, outputs)
+                pass.kernel(config).bind(stream, inputs, Outputs { max_logit, ..outputs })
             };
             steps.push(pass.of_step(step).map(bind).collect::<Result<_>>()?);
         }
@@ -150,6 +152,7 @@ impl<T: ContextElement> Core<'_, T> {
             if !(begins && is_whole) {
                 self.begin_rows(stream, begin, self.log_sum_exp.lend())?;
             }
+            self.begin_max_logit(stream)?;
             if !begins {
                 self.running.zero(stream)?;
             }
@@ -178,15 +181,14 @@ impl<T: ContextElement> Core<'_, T> {
     ) -> Result<Bound<'a>> {
         let (pass, len) = (&self.forward, elements(results.layout));
         let mut launches = Vec::new();
-        for launch in pass.of_step(0) {
+        for (at, launch) in (0..).zip(pass.of_step(0)) {
             let config = self.forward_config(launch);
             let [k, v] = self.keys_of(&own, launch.owner, 0)?;
             // Batches may count as heads, each with the scores of its own.
             let scores = self.sink.as_ref().map(|sink| sink.scores.view());
             let inputs = Inputs { sequences: Some(pass.arrays.sequences(launch, &config)), sink: scores, ..Inputs::new(q, k, v) };
             let out = HeadsMut::packed(self.staged.lend_part(0..len), [config.queries, config.heads, config.value_size()])?;
-            let max_logit = config.max_logit.then(|| self.max_logit.lend());
-            let outputs = Outputs { max_logit, ..Outputs::new(out, self.log_sum_exp.lend()) };
+            let outputs = Outputs { max_logit: self.max_logit_of(at), ..Outputs::new(out, self.log_sum_exp.lend()) };
             launches.push(pass.kernel(config).bind(stream, inputs, outputs)?);
         }
         Ok(Bound::new(move |stream| {
@@ -197,8 +199,7 @@ impl<T: ContextElement> Core<'_, T> {
                 if let (Some(own), Some(values)) = (&self.sink, sink) {
                     self.fill.launch(stream, FillRowsArgs { values, target: own.scores.lend(), rows: 1 })?;
                 }
-                // Where nothing is seen no launch writes it.
-                self.fill.launch(stream, FillRowsArgs { values: self.nothing.part(0..1), target: self.max_logit.lend(), rows: 1 })?;
+                self.begin_max_logit(stream)?;
                 zero(stream, self.staged.lend_part(0..len))
             })?;
             launches.iter_mut().try_for_each(|launch| launch.run(stream))?;
@@ -269,9 +270,25 @@ impl<T: ContextElement> Core<'_, T> {
             results.log_sum_exp.reborrow(),
             &self.local.log_sum_exp(),
         )?;
-        let (Some(max_logit), Some(messages)) = (&mut results.max_logit, self.messages) else { return Ok(()) };
-        messages.largest(stream, self.max_logit.lend())?;
-        copy(stream, self.max_logit.view(), max_logit.reborrow())
+        let (Some(max_logit), Some(numbers)) = (&mut results.max_logit, &self.numbers) else { return Ok(()) };
+        let (launches, of_launch) = (self.forward.program.launches.len() as u32, self.local.packed.heads);
+        self.largest.run(stream, self.max_logit.view(), launches, of_launch, numbers.own.lend())?;
+        // Of each rank, and of each batch that counts as heads.
+        let heads = self.config.attention.heads;
+        numbers.together(stream, self.local.share, |all| {
+            self.largest.run(stream, all, (all.len() / heads.max(1)) as u32, heads, max_logit.reborrow())
+        })
+    }
+
+    /// Where launch `at` of the forward pass writes the largest score of each head, if it is asked for.
+    fn max_logit_of(&self, at: u64) -> Option<DeviceViewMut<'_, f32>> {
+        let heads = self.local.packed.heads;
+        self.config.attention.max_logit.then(|| self.max_logit.lend_part(at * heads..(at + 1) * heads))
+    }
+
+    /// Launches that see nothing write no largest scores.
+    fn begin_max_logit(&self, stream: &Stream) -> Result<()> {
+        self.fill.launch(stream, FillRowsArgs { values: self.nothing.part(0..1), target: self.max_logit.lend(), rows: 1 })
     }
 }
 

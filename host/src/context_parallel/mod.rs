@@ -16,7 +16,7 @@
 //! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
 //! | `lane`, `carrier` | tensors on their way, and by what they travel |
 //! | `detour` | copies within a device by its copy engines |
-//! | `sinks` | the gradient of learnable sinks |
+//! | `sinks`, `numbers` | the gradient of learnable sinks; numbers of all ranks, brought together |
 //! | `element`, `memory` | elements, and memory that a pass's operations share |
 
 mod agreement;
@@ -41,6 +41,7 @@ mod memory;
 mod messages;
 mod model;
 mod mover;
+mod numbers;
 mod plan;
 mod pull;
 mod sinks;

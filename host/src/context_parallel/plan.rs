@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::config::{ContextParallelConfig, Schedule, refuse};
-use crate::attention::{AttentionConfig, Layout};
+use crate::attention::AttentionConfig;
 use crate::comm::WorldSize;
 use crate::runtime::Result;
 
@@ -101,7 +101,7 @@ impl ContextParallelConfig {
             Chosen { schedule, in_memory, why, refused }
         };
         if asked != Schedule::Auto {
-            return match self.why_not(asked, direction, world, (means, size)) {
+            return match self.why_not(asked, world, (means, size)) {
                 Some(why) => refuse(format!("{asked} cannot be taken: {why}")),
                 None => Ok(chosen(asked, format!("asked for; {}", self.times(asked, direction, world, (means, size))), Vec::new())),
             };
@@ -109,7 +109,7 @@ impl ContextParallelConfig {
         let mut refused = Vec::new();
         let mut possible = Vec::new();
         for schedule in CANDIDATES {
-            match self.why_not(schedule, direction, world, (means, size)) {
+            match self.why_not(schedule, world, (means, size)) {
                 Some(why) => refused.push((schedule, why)),
                 None => possible.push(schedule),
             }
@@ -140,16 +140,10 @@ impl ContextParallelConfig {
     }
 
     /// Why a schedule cannot be taken, and what to take instead.
-    fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
-        let AttentionConfig { layout, batches, heads, key_heads, max_logit, .. } = self.attention;
+    fn why_not(&self, schedule: Schedule, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
+        let AttentionConfig { heads, key_heads, .. } = self.attention;
         let ranks = u64::from(world.get());
         let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
-        // The forward pass alone has them.
-        let max_logit = max_logit && direction == Direction::Forward;
-        let by_steps = || {
-            let why = "max_logit is of all keys at once: take gather or all-to-all";
-            max_logit.then(|| why.to_owned())
-        };
         let trades = |ranks: u64| {
             if !heads.is_multiple_of(ranks) {
                 return Some(format!("heads is {heads}, no multiple of {ranks} ranks that trade heads: take ring or gather"));
@@ -164,16 +158,13 @@ impl ContextParallelConfig {
         match schedule {
             Schedule::Auto => None,
             Schedule::Ring if !means.messages => Some(no_messages()),
-            Schedule::Ring => by_steps(),
+            Schedule::Ring => None,
             Schedule::Pull => match means.room {
                 None => Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned()),
                 Some(room) if !in_memory => Some(self.why_full(schedule, world, (room, size))),
-                Some(_) => by_steps(),
+                Some(_) => None,
             },
             Schedule::Gather if !means.messages => Some(no_messages()),
-            Schedule::Gather if max_logit && layout == Layout::Sbhd && batches > 1 => {
-                Some("max_logit of layout sbhd, whose batches count as heads: take all-to-all, or layout bshd".to_owned())
-            }
             Schedule::Gather => None,
             Schedule::AllToAll if !means.messages && !in_memory => match means.room {
                 Some(room) => Some(self.why_full(schedule, world, (room, size))),
@@ -186,10 +177,7 @@ impl ContextParallelConfig {
             Schedule::Hierarchical { .. } if !means.grid => {
                 Some("it takes messages among neighbours and between groups of them: give Transport::with_grid".to_owned())
             }
-            Schedule::Hierarchical { .. } if layout == Layout::Packed => {
-                Some("packed sequences are not cut for both at once: take ring, or all-to-all".to_owned())
-            }
-            Schedule::Hierarchical { inner } => trades(inner.get().into()).or_else(by_steps),
+            Schedule::Hierarchical { inner } => trades(inner.get().into()),
         }
     }
 }

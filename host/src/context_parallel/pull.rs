@@ -16,6 +16,7 @@ use oxtile_tile::launch::DeviceViewMut;
 use super::detour::{Detour, Within};
 use super::memory::Scratch;
 use super::mover::{Both, BothMut, Reads, is};
+use super::numbers::Numbers;
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Result, Stream};
@@ -67,6 +68,11 @@ impl Pull {
             detour: around.map(|bytes| Detour::take(stream, arena, member, bytes)).transpose()?,
             is_open: Mutex::default(),
         })
+    }
+
+    /// So many numbers of each rank, in the same arena.
+    pub fn numbers(&self, stream: &Stream, len: u64) -> Result<Numbers<'static>> {
+        Numbers::by_puts(stream, &self.arena, &self.member, len)
     }
 
     /// Before the first pass: nothing has been read so far, and nothing written. Meets all ranks.

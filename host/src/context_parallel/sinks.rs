@@ -17,11 +17,8 @@ pub(super) struct SinkMemory {
     pub sum: SumParts<f32, f32>,
     /// All rows that see anything.
     pub arrays: Arrays,
-    /// A score of each head, and its gradient by this rank's rows.
+    /// A score of each head.
     pub scores: Scratch<f32>,
-    pub gradient: Scratch<f32>,
-    /// The gradients of all ranks.
-    pub all: Scratch<f32>,
 }
 
 impl SinkMemory {
@@ -30,19 +27,17 @@ impl SinkMemory {
         if config.attention.sink != Sink::Learnable {
             return Ok(None);
         }
-        let (runtime, heads, ranks) = (stream.device().runtime(), local.packed.heads, u64::from(local.share.world.get()));
+        let runtime = stream.device().runtime();
         Ok(Some(Self {
             kernel: runtime.load()?,
             sum: SumParts::new(&runtime)?,
             arrays: Arrays::new(stream, config, local, StepKeys::Whole)?,
-            scores: Scratch::new(stream, "sinks", heads)?,
-            gradient: Scratch::new(stream, "gradients of sinks", heads)?,
-            all: Scratch::new(stream, "gradients of sinks of all ranks", ranks * heads)?,
+            scores: Scratch::new(stream, "sinks", local.packed.heads)?,
         }))
     }
 
     /// Device memory.
     pub fn bytes(&self) -> u64 {
-        self.arrays.bytes() + [&self.scores, &self.gradient, &self.all].into_iter().map(Scratch::bytes).sum::<u64>()
+        self.arrays.bytes() + self.scores.bytes()
     }
 }

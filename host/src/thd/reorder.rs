@@ -38,6 +38,7 @@ pub struct Reorder {
     kernel: Loaded<kernels::Reorder>,
     numbers: Loaded<kernels::ReorderNumbers>,
     share: kernels::Share,
+    teams: u32,
 }
 
 impl Reorder {
@@ -47,7 +48,14 @@ impl Reorder {
     /// [`Error::Invalid`](crate::Error::Invalid) for a world of more than 65536 ranks; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, world: WorldSize, partition: Partition) -> Result<Self> {
         let share = Share { world, rank: Rank::ZERO, partition }.checked("Reorder")?;
-        Ok(Self { kernel: runtime.load()?, numbers: runtime.load()?, share })
+        Ok(Self { kernel: runtime.load()?, numbers: runtime.load()?, share, teams: 1 })
+    }
+
+    /// The same of tensors with one of `teams` equal parts of each sequence, which the ranks of a team share: `cu_seqlens_padded` are those of whole sequences, whose padded lengths are multiples
+    /// of the chunks of all ranks of all teams.
+    #[must_use]
+    pub fn of_teams(self, teams: u32) -> Self {
+        Self { teams, ..self }
     }
 
     /// Enqueues the way to natural order, of rows of `width` elements.
@@ -120,7 +128,7 @@ impl Reorder {
         to_natural: bool,
     ) -> Result<()> {
         let [rows, heads] = [narrow("Reorder", "rows", source.len().checked_div(heads).unwrap_or(0))?, narrow("Reorder", "heads", heads)?];
-        let args = ReorderNumbersArgs { source, target, cu_seqlens_padded, share: self.share, rows, heads, to_natural };
+        let args = ReorderNumbersArgs { source, target, cu_seqlens_padded, share: self.share, teams: self.teams, rows, heads, to_natural };
         self.numbers.launch(stream, args)
     }
 
@@ -137,7 +145,8 @@ impl Reorder {
         check_start("Reorder", "the source", source.address())?;
         check_start("Reorder", "the target", target.address())?;
         let (source, target) = (source.cast(), target.cast());
-        self.kernel.launch(stream, ReorderArgs { source, target, cu_seqlens_padded, share: self.share, extent, to_natural })
+        self.kernel
+            .launch(stream, ReorderArgs { source, target, cu_seqlens_padded, share: self.share, teams: self.teams, extent, to_natural })
     }
 }
 

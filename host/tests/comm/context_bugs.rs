@@ -1,178 +1,37 @@
 //! Planted bugs of context parallelism: what ranks compute with each of them is not what the whole gives, under every seed.
 //!
-//! Messages are tampered with by a communicator between the operation and the virtual cluster. Rules are planted in what ranks are held against instead: a rule that is wrong for the
-//! oracle differs from the right one as a wrong operation would.
+//! Messages are tampered with ([`context_tampered`](crate::context_tampered)), sums of gradients replaced ([`context_sums`](crate::context_sums)), and arguments are other ones. A bug that no seam plants is put into
+//! what ranks are held against instead: a rule that is wrong for the oracle differs from the right one as a wrong operation would.
 //!
 //! | planted bug | named test |
 //! |---|---|
 //! | keys of rank `r + i` for those of `r - i`, chunks in another order, keys without values, keys of one owner left out | [`messages_that_are_tampered_with`] |
-//! | gradients of keys that stay where they were computed (TransformerEngine #2737), or go to another rank | [`messages_that_are_tampered_with`]; of 8 bits `context_fp8::gradients_that_stay_are_seen` |
-//! | largest scores of this rank alone, of bshd and of packed sequences with a rank of padding | [`messages_that_are_tampered_with`] |
+//! | gradients of keys that stay where they were computed, or go to another rank | [`messages_that_are_tampered_with`] |
+//! | the same of 8 bits: TransformerEngine #2737 | `context_fp8::transformer_engine_keeps_gradients_of_8_bits` |
+//! | largest scores of this rank alone, of bshd by gather and by ring, and of packed sequences with a rank of padding | [`messages_that_are_tampered_with`] |
 //! | a sink in two steps; lengths by ranks; padding that is seen, or left | [`arguments_that_are_tampered_with`] |
-//! | a right window by the longest sequence (TransformerEngine #2829) | [`a_window_of_the_longest_sequence`] |
-//! | running results and gradients in `bf16` | [`sums_are_of_f32`] |
-//! | parts summed as they arrive | [`the_order_of_sums_has_bits`], and `context_calls::the_same_bits_in_every_order` |
+//! | a right window by the longest sequence: TransformerEngine #2829 | [`transformer_engine_has_the_window_of_the_longest_sequence`] |
+//! | gradients of keys and values summed in `bf16`: TransformerEngine's rings | `context_sums::transformer_engine_sums_in_bf16` |
+//! | the same summed as they arrive | `context_sums::sums_in_the_order_of_arrival` |
+//! | running results in `bf16` | [`sums_are_of_f32`] |
 //! | flags: not waited for, set early, not reset, of all owners but one | `context_protocol` |
 //! | a section off by one, lengths and diagonals of steps | the mutants of `step_sequences` (`tests/src/mutation/thd.rs`) |
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use oxtile::Result;
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink, Window};
-use oxtile::comm::{Communicator, EmulatedCommunicator, Rank, ReduceOp, Reducible, WorldSize};
+use oxtile::comm::Rank;
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
-use oxtile::num::{Pod, bf16};
-use oxtile::{Error, Result, Stream};
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile::num::bf16;
 
 use crate::context_case::Case;
 use crate::context_parallel::BASE;
 use crate::context_ranks::Ranks;
+use crate::context_tampered::{Bug, Tampered};
 use crate::whole_attention::{Results, Whole};
 
-/// What becomes of messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bug {
-    Nothing,
-    /// Keys of the rank on the other side.
-    OwnerAfter,
-    /// The chunks of keys and of values in another order.
-    ChunksSwapped,
-    /// Keys are sent, and their values assumed to be there.
-    ValuesAssumed,
-    /// Nothing of rank 0 arrives.
-    OneOwnerLeftOut,
-    /// Gradients of other ranks' keys are not sent.
-    GradientsKept,
-    /// They are sent to the rank on the other side.
-    GradientsToAnother,
-    /// Each rank has its own largest scores.
-    MaxLogitKept,
-}
-
-/// A communicator with a bug.
-struct Tampered<'r> {
-    of: &'r EmulatedCommunicator,
-    bug: Bug,
-    /// Bytes of a rank's keys.
-    keys: u64,
-}
-
-/// A view that is written by one call.
-fn part<'a, T>(view: &DeviceViewMut<'a, T>, [start, end]: [u64; 2]) -> DeviceViewMut<'a, T> {
-    let access = view.access("a message");
-    assert!(start <= end && end <= view.len());
-    // SAFETY: elements of the view, for the same owner; parts of one view do not overlap, and one message writes each.
-    unsafe { DeviceViewMut::from_raw(access.address + start * size_of::<T>() as u64, end - start, access.owner) }
-}
-
-impl Tampered<'_> {
-    /// The rank as far on the other side of this one.
-    fn mirrored(&self, rank: Rank) -> Rank {
-        let world = self.world().get();
-        Rank::new((2 * self.rank().index() + world - rank.index()) % world, self.world()).unwrap()
-    }
-
-    /// The bug, if it is one of messages of so many bytes: of keys and values, or of their gradients.
-    fn bug_of(&self, bytes: u64) -> Bug {
-        let of_gradients = matches!(self.bug, Bug::GradientsKept | Bug::GradientsToAnother);
-        if of_gradients == (bytes == 2 * self.keys) { self.bug } else { Bug::Nothing }
-    }
-}
-
-impl Communicator for Tampered<'_> {
-    fn rank(&self) -> Rank {
-        self.of.rank()
-    }
-
-    fn world(&self) -> WorldSize {
-        self.of.world()
-    }
-
-    fn exchange<T: Pod>(
-        &self,
-        stream: &Stream,
-        sends: &[(Rank, DeviceView<'_, T>)],
-        receives: &[(Rank, DeviceViewMut<'_, T>)],
-    ) -> Result<()> {
-        let all: Vec<_> = receives.iter().map(|(from, view)| (*from, part(view, [0, view.len()]))).collect();
-        let bytes = sends.first().map_or(0, |(_, view)| view.len()) * size_of::<T>() as u64;
-        let is_first = |rank: Rank| rank.index() == 0;
-        match self.bug_of(bytes) {
-            Bug::Nothing | Bug::MaxLogitKept => self.of.exchange(stream, sends, &all),
-            Bug::OwnerAfter | Bug::GradientsToAnother => {
-                let sends: Vec<_> = sends.iter().map(|(to, view)| (self.mirrored(*to), *view)).collect();
-                let receives: Vec<_> = all.into_iter().map(|(from, view)| (self.mirrored(from), view)).collect();
-                self.of.exchange(stream, &sends, &receives)
-            }
-            Bug::ChunksSwapped => {
-                let halves = |len: u64| [[len / 2, len], [0, len / 2]];
-                let sends = sends.iter().flat_map(|(to, view)| halves(view.len()).map(|[start, end]| (*to, view.slice(start, end))));
-                let receives = all.iter().flat_map(|(from, view)| {
-                    let [second, first] = halves(view.len());
-                    [first, second].map(|range| (*from, part(view, range)))
-                });
-                self.of.exchange(stream, &sends.collect::<Vec<_>>(), &receives.collect::<Vec<_>>())
-            }
-            Bug::ValuesAssumed => self.of.exchange(stream, &sends[..1], &all[..1]),
-            Bug::OneOwnerLeftOut => {
-                let sends: Vec<_> = sends.iter().filter(|_| !is_first(self.rank())).copied().collect();
-                let receives: Vec<_> = all.into_iter().filter(|(from, _)| !is_first(*from)).collect();
-                if sends.is_empty() && receives.is_empty() { Ok(()) } else { self.of.exchange(stream, &sends, &receives) }
-            }
-            Bug::GradientsKept => Ok(()),
-        }
-    }
-
-    fn all_gather<'a, T: Pod>(
-        &self,
-        stream: &Stream,
-        shard: impl Into<DeviceView<'a, T>>,
-        output: impl Into<DeviceViewMut<'a, T>>,
-    ) -> Result<()> {
-        self.of.all_gather(stream, shard, output)
-    }
-
-    fn all_reduce<'a, T: Reducible>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, op: ReduceOp) -> Result<()> {
-        if self.bug == Bug::MaxLogitKept { Ok(()) } else { self.of.all_reduce(stream, buffer, op) }
-    }
-
-    fn reduce_scatter<'a, T: Reducible>(
-        &self,
-        stream: &Stream,
-        input: impl Into<DeviceView<'a, T>>,
-        shard: impl Into<DeviceViewMut<'a, T>>,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.of.reduce_scatter(stream, input, shard, op)
-    }
-
-    fn broadcast<'a, T: Pod>(&self, stream: &Stream, buffer: impl Into<DeviceViewMut<'a, T>>, root: Rank) -> Result<()> {
-        self.of.broadcast(stream, buffer, root)
-    }
-
-    fn all_to_all<'a, T: Pod>(
-        &self,
-        stream: &Stream,
-        input: impl Into<DeviceView<'a, T>>,
-        output: impl Into<DeviceViewMut<'a, T>>,
-    ) -> Result<()> {
-        self.of.all_to_all(stream, input, output)
-    }
-
-    fn group<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        self.of.group(body)
-    }
-
-    fn split(&self, _: Option<u32>, _: u32) -> Result<Option<Self>> {
-        Err(Error::Invalid { what: "Tampered::split", why: "it is not asked for".to_owned() })
-    }
-
-    fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.of.barrier(stream)
-    }
-}
-
-const SMALL: AttentionConfig =
+pub const SMALL: AttentionConfig =
     AttentionConfig { queries: 12, keys: 12, heads: 1, key_heads: 1, head_size: 8, kernels: Kernels::Portable, ..BASE };
 
 const PACKED: AttentionConfig = AttentionConfig { layout: Layout::Packed, batches: 2, queries: 24, keys: 24, ..SMALL };
@@ -227,7 +86,7 @@ fn is_forward_right(case: &Case, found: Result<Vec<Results>>, expected: &Results
 }
 
 /// Each of 32 seeds, of inputs and of the scheduler.
-fn seeds(case: &Case) -> impl Iterator<Item = Case> + use<'_> {
+pub fn seeds(case: &Case) -> impl Iterator<Item = Case> + use<'_> {
     (1..=32).map(|seed| Case { seed, ..case.clone() })
 }
 
@@ -235,6 +94,7 @@ fn seeds(case: &Case) -> impl Iterator<Item = Case> + use<'_> {
 fn messages_that_are_tampered_with() {
     let full = AttentionConfig { mask: Mask::Full, ..SMALL };
     let largest = |attention| Case::new(3, AttentionConfig { max_logit: true, ..attention }).by(Schedule::Gather);
+    let by_steps = largest(SMALL).by(Schedule::Ring);
     // Ranks 1 and 2 have padding alone.
     let of_packed = Case { lengths: vec![[2, 12], [1, 12]], ..largest(PACKED) };
     let by = |schedule| Case::new(3, SMALL).by(schedule);
@@ -249,6 +109,7 @@ fn messages_that_are_tampered_with() {
         (Bug::GradientsKept, by(Schedule::Gather)),
         (Bug::GradientsToAnother, Case::new(3, full)),
         (Bug::MaxLogitKept, largest(SMALL)),
+        (Bug::MaxLogitKept, by_steps),
         (Bug::MaxLogitKept, of_packed),
     ];
     for (bug, case) in &cases {
@@ -294,39 +155,35 @@ fn arguments_that_are_tampered_with() {
     }
 }
 
-/// In #2829 bounds of windows are computed once, for the longest sequence, so that those of shorter ones are as much further to the right.
+/// TransformerEngine #2829: bounds of windows are computed once, for the longest sequence, so that those of shorter ones are as much further to the right. Rows of the shorter sequence are
+/// those of an operation with that window.
 #[test]
-fn a_window_of_the_longest_sequence() {
+fn transformer_engine_has_the_window_of_the_longest_sequence() {
     let window = Window { left: Some(3), right: Some(1) };
     let case = Case { lengths: vec![[12, 12], [8, 12]], ..Case::new(3, AttentionConfig { window, mask: Mask::Full, ..PACKED }) };
     let gather = case.clone().by(Schedule::Gather);
     for case in seeds(&case).chain(seeds(&gather)) {
-        let whole = case.whole();
-        let found = found_by(&case, &whole, Bug::Nothing, case.seed == 1).unwrap();
-        let of = |at: usize, window| {
-            let config = AttentionConfig { window, ..whole.config };
-            Whole { config, sequences: vec![whole.sequences[at].clone()], ..whole.clone() }.solve()
-        };
-        // Of rows in other sequences each has zeros, and -inf.
-        let both = |[one, other]: [Results; 2]| {
-            let sum = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(a, b)| a + b).collect::<Vec<_>>();
-            let largest = |one: &[f64], other: &[f64]| one.iter().zip(other).map(|(a, b)| a.max(*b)).collect::<Vec<_>>();
+        let (whole, has_backward) = (case.whole(), case.seed == 1);
+        let expected = whole.solve();
+        let right = found_by(&case, &whole, Bug::Nothing, has_backward).unwrap();
+        let judge = if has_backward { is_right } else { is_forward_right };
+        assert!(judge(&case, Ok(right.clone()), &expected), "{case:?}");
+        let attention = AttentionConfig { window: Window { right: Some(1 + 12 - 8), ..window }, ..case.config.attention };
+        let shifted = Case { config: ContextParallelConfig { attention, ..case.config }, ..case.clone() };
+        let shifted = found_by(&shifted, &whole, Bug::Nothing, has_backward).unwrap();
+        // Of one head of 8 elements; each rank has 4 rows of either sequence.
+        let planted = right.into_iter().zip(shifted).map(|(right, shifted)| {
+            let rows = |right: &[f64], shifted: &[f64], row: usize| [&right[..4 * row], &shifted[4 * row..]].concat();
             Results {
-                out: sum(&one.out, &other.out),
-                log_sum_exp: largest(&one.log_sum_exp, &other.log_sum_exp),
-                grad_q: sum(&one.grad_q, &other.grad_q),
-                grad_k: sum(&one.grad_k, &other.grad_k),
-                grad_v: sum(&one.grad_v, &other.grad_v),
-                ..one
+                out: rows(&right.out, &shifted.out, 8),
+                log_sum_exp: rows(&right.log_sum_exp, &shifted.log_sum_exp, 1),
+                grad_q: rows(&right.grad_q, &shifted.grad_q, 8),
+                grad_k: rows(&right.grad_k, &shifted.grad_k, 8),
+                grad_v: rows(&right.grad_v, &shifted.grad_v, 8),
+                ..right
             }
-        };
-        let (right, shifted) =
-            (both([of(0, window), of(1, window)]), both([of(0, window), of(1, Window { right: Some(1 + 12 - 8), ..window })]));
-        if case.seed == 1 {
-            assert!(is_right(&case, Ok(found.clone()), &right), "{case:?}");
-        }
-        assert!(is_forward_right(&case, Ok(found.clone()), &right), "{case:?}");
-        assert!(!is_forward_right(&case, Ok(found), &shifted), "{case:?}");
+        });
+        assert!(!judge(&case, Ok(planted.collect()), &expected), "{case:?}");
     }
 }
 
@@ -366,25 +223,5 @@ fn sums_are_of_f32() {
                 assert!(found.out.iter().chain(&found.grad_v).all(|x| (x - third).abs() < 2e-3), "{case:?}");
             }
         }
-    }
-}
-
-/// Parts have other bits in another order: gradients as large as those that [the same bits](crate::context_calls) are asked of.
-#[test]
-fn the_order_of_sums_has_bits() {
-    for seed in 1..=32 {
-        let case = Case { seed, ..Case::new(3, AttentionConfig { mask: Mask::Full, ..SMALL }) };
-        let whole = case.whole();
-        // The gradient of a key by the queries of each rank.
-        let of_rank = |rank: usize| {
-            let mut part = whole.clone();
-            part.grad_out.iter_mut().enumerate().filter(|(at, _)| at / 8 % 3 != rank).for_each(|(_, x)| *x = 0.0);
-            part.solve().grad_v.iter().map(|x| *x as f32).collect::<Vec<_>>()
-        };
-        let parts = [0, 1, 2].map(of_rank);
-        let sum = |order: [usize; 3]| -> Vec<u32> {
-            (0..parts[0].len()).map(|at| order.into_iter().fold(0.0, |sum, rank| sum + parts[rank][at]).to_bits()).collect()
-        };
-        assert_ne!(sum([0, 1, 2]), sum([2, 1, 0]), "seed {seed}");
     }
 }

@@ -40,7 +40,7 @@ fn contiguous(case: Case) -> Case {
 
 /// Runs every fifth of the cases, or all with `OXTILE_LONG=1`, and names all that fail. No loop inside of another makes five of them, so that each value of one is run with
 /// each of the next.
-fn all(cases: impl IntoIterator<Item = Case>) {
+pub fn all(cases: impl IntoIterator<Item = Case>) {
     let step = if is_long() { 1 } else { 5 };
     let failed: Vec<_> = cases
         .into_iter()
@@ -102,10 +102,6 @@ fn other_schedules() {
             [case.clone().by(Schedule::AllToAll), case.clone().by_puts(), case.by(Schedule::Hierarchical { inner: two })]
         })
     });
-    // The largest scores of all ranks' rows.
-    for (ranks, config) in [(2, options[0]), (3, options[2])] {
-        Case::new(ranks, AttentionConfig { max_logit: true, ..config }).by(Schedule::Gather).run().unwrap();
-    }
     // Groups of four, and four groups.
     for inner in [4, 2].map(|inner| WorldSize::new(inner).unwrap()) {
         Case::new(8, config).by(Schedule::Hierarchical { inner }).run().unwrap();
@@ -241,4 +237,34 @@ fn packed_sequences_of_many_ranks() {
         let attention = AttentionConfig { layout: Layout::Packed, batches: 5, queries: rows, keys: rows, ..config };
         Case { lengths: lengths.clone(), ..Case::new(ranks, attention).by(schedule) }.run().unwrap();
     }
+}
+
+/// Packed sequences whose heads are traded within groups of ranks, and whose keys travel between the groups: 2 by 2, 2 by 3, 3 by 2, 4 by 2 and 2 by 4.
+#[test]
+fn packed_sequences_of_groups() {
+    let options = [
+        BASE,
+        AttentionConfig { mask: Mask::Full, sink: Sink::Learnable, ..BASE },
+        AttentionConfig { window: WINDOWS[0], mask: Mask::Full, soft_cap: Some(3.0), ..BASE },
+    ];
+    let grids = [(4, 2), (6, 2), (6, 3), (8, 4), (8, 2)];
+    let cases = options.into_iter().flat_map(|config| {
+        grids.into_iter().map(move |(ranks, inner)| {
+            let (unit, size) = (2 * u64::from(ranks), WorldSize::new(inner).unwrap());
+            // A long sequence, one of a row, an empty one, padding alone, and rows after the last one.
+            let lengths = vec![[3 * unit - 2, 3 * unit], [1, unit], [0, 0], [0, unit], [unit, unit]];
+            let (rows, heads) = (7 * unit, 2 * u64::from(inner));
+            let attention =
+                AttentionConfig { layout: Layout::Packed, batches: 5, queries: rows, keys: rows, heads, key_heads: heads / 2, ..config };
+            Case { lengths, ..Case::new(ranks, attention).by(Schedule::Hierarchical { inner: size }) }
+        })
+    });
+    let shared = |case: Case| {
+        let attention = AttentionConfig { key_heads: 1, ..case.config.attention };
+        Case { config: ContextParallelConfig { attention, ..case.config }, ..case }
+    };
+    // Each grid, and contiguous parts, whatever is sampled.
+    let cases: Vec<_> = cases.flat_map(|case| [case.clone(), contiguous(case.clone()), shared(case)]).collect();
+    cases[..if is_long() { 0 } else { 4 }].iter().for_each(|case| case.run().unwrap());
+    all(cases);
 }

@@ -78,7 +78,7 @@ pub struct Ranks {
     case: Case,
     pub world: World,
     grids: Vec<[EmulatedCommunicator; 2]>,
-    members: Vec<Member>,
+    pub members: Vec<Member>,
     pub arenas: Vec<Arena>,
 }
 

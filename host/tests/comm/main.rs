@@ -12,8 +12,8 @@
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
-//! | `context_fp8` | the same of 8 bits |
-//! | `context_bugs`, `context_protocol` | planted bugs of it: of what ranks compute and send, and of its flags |
+//! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
+//! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths` | ranks of it that end, or are late |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
@@ -36,9 +36,13 @@ mod context_case;
 mod context_deaths;
 mod context_example;
 mod context_fp8;
+mod context_largest;
 mod context_parallel;
 mod context_protocol;
 mod context_ranks;
+mod context_refusals;
+mod context_sums;
+mod context_tampered;
 mod context_tensors;
 mod contiguous;
 mod deadlocks;

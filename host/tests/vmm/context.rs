@@ -72,7 +72,9 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
         By::Memory => {
             // Steps of packed sequences merge with a window, and begin and round without one.
             let steps = packed(config(tokens, heads));
-            let all = [packed(past), steps, past, both_sides, causal].map(|config| case(config, Schedule::Pull));
+            // Largest scores and gradients of sinks are numbers of heads, which ranks put too.
+            let numbers = AttentionConfig { max_logit: true, ..learnt };
+            let all = [packed(past), steps, past, both_sides, causal, numbers].map(|config| case(config, Schedule::Pull));
             all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).collect()
         }
         By::Puts => {
@@ -86,9 +88,11 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
         }
         By::Messages => {
             let inner = WorldSize::new(2).expect("not zero");
-            let grid = (ranks == 4).then(|| case(causal, Schedule::Hierarchical { inner }));
-            let ring = [causal, both_sides, packed(causal)].map(|config| case(config, Schedule::Ring));
-            let gather = [past, packed(past)].map(|config| case(config, Schedule::Gather));
+            let of_grid = [causal, packed(AttentionConfig { max_logit: true, ..causal })];
+            let grid = of_grid.map(|config| case(config, Schedule::Hierarchical { inner })).into_iter().filter(|_| ranks == 4);
+            let largest = AttentionConfig { max_logit: true, ..past };
+            let ring = [causal, both_sides, packed(causal), largest].map(|config| case(config, Schedule::Ring));
+            let gather = [largest, packed(past)].map(|config| case(config, Schedule::Gather));
             let traded = [AttentionConfig { max_logit: true, ..learnt }, packed(causal)].map(|config| case(config, Schedule::AllToAll));
             ring.into_iter().chain(gather).chain(traded).chain([case(learnt, Schedule::Pull)]).chain(grid).collect()
         }

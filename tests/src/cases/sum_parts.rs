@@ -37,11 +37,13 @@ pub fn cases() -> Vec<Case> {
         all::<f16, f16>(),
         all_added::<f32>(),
         all_added::<bf16>(),
+        problems().map(largest_case).collect(),
         vec![
             Case::new("sum_parts::f32::bf16::8x1000007", Size::Large, |runtime| run::<f32, bf16>(runtime, problem(8, 1_000_007))),
             Case::new("sum_parts::refused", Size::Small, refused),
             Case::new("add_parts::bf16::8x1000007", Size::Large, |runtime| run_added::<bf16>(runtime, problem(8, 1_000_007), 0.125)),
             Case::new("add_parts::refused", Size::Small, refused_target),
+            Case::new("largest_part::refused", Size::Small, refused_largest),
         ],
     ]
     .into_iter()
@@ -71,6 +73,10 @@ where
         Case::new(name, Size::Small, move |runtime| run_added::<In>(runtime, problem, scale))
     };
     problems().zip(scales).map(case).collect()
+}
+
+fn largest_case((what, problem): (&'static str, Problem)) -> Case {
+    Case::new(format!("largest_part::{what}"), Size::Small, move |runtime| run_largest(runtime, problem))
 }
 
 fn problems() -> impl Iterator<Item = (&'static str, Problem)> {
@@ -132,6 +138,28 @@ where
     let expected: Vec<u32> = old.iter().enumerate().map(added).map(rounded_bits::<f32>).collect();
     let found: Vec<u32> = text(target.to_vec(&stream))?.into_iter().map(comparable_bits::<f32>).collect();
     equal("target", &found, &expected)
+}
+
+/// The largest of parts, NaN left out; -0 is as large as 0.
+fn run_largest(runtime: &Runtime, problem: Problem) -> Outcome {
+    let Problem { elements, parts: count, starts: [before, before_largest], .. } = problem;
+    let stream = stream(runtime)?;
+    let parts = Parts::<f32>::new(&stream, problem)?;
+    let mut largest = f32::upload(&stream, &vec![7.0; before_largest + elements + 1])?;
+    let view = largest.view_mut().split_at(before_largest as u64).1.split_at(elements as u64).0;
+    let args = LargestPartArgs { parts: parts.view(), largest: view, count: count as u32, stride: parts.stride as u64 };
+    text(text(runtime.load::<LargestPart>())?.launch(&stream, args))?;
+    let of = |i: usize| {
+        let values = (0..count).map(|p| parts.values[before + p * parts.stride + i]);
+        // NaN is larger than nothing.
+        values.fold(f32::NEG_INFINITY, |largest, x| if x > largest { x } else { largest })
+    };
+    let expected = (0..elements).map(of);
+    let expected: Vec<f32> = std::iter::repeat_n(7.0, before_largest).chain(expected).chain([7.0]).collect();
+    let found = text(largest.to_vec(&stream))?;
+    // By value: of 0 and -0 either.
+    let bits = |values: &[f32]| values.iter().map(|x| (x + 0.0).to_bits()).collect::<Vec<_>>();
+    equal("largest", &bits(&found), &bits(&expected))
 }
 
 /// The parts of a problem, on the host and on the device.
@@ -199,6 +227,23 @@ fn refused_target(runtime: &Runtime) -> Outcome {
             Err(error) => Err(format!("refused by `{error}`, expected `{expected}`")),
             Ok(()) => Err(format!("launched, expected `{expected}`")),
         }
+    };
+    refuses(2, 15, "`stride` counts 15; this kernel needs at least 16")?;
+    refuses(4, 17, "`parts` counts 64; this kernel needs at least 67")
+}
+
+/// The same of the largest.
+fn refused_largest(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let parts = f32::upload(&stream, &[1.0; 64])?;
+    let mut largest = f32::upload(&stream, &[0.0; 16])?;
+    let kernel = text(runtime.load::<LargestPart>())?;
+    let mut refuses = |count: u32, stride: u64, expected: &str| match kernel
+        .launch(&stream, LargestPartArgs { parts: parts.view(), largest: largest.view_mut(), count, stride })
+    {
+        Err(error) if error.to_string().contains(expected) => Ok(()),
+        Err(error) => Err(format!("refused by `{error}`, expected `{expected}`")),
+        Ok(()) => Err(format!("launched, expected `{expected}`")),
     };
     refuses(2, 15, "`stride` counts 15; this kernel needs at least 16")?;
     refuses(4, 17, "`parts` counts 64; this kernel needs at least 67")

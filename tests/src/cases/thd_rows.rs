@@ -21,6 +21,9 @@ pub fn cases() -> Vec<Case> {
                 // Words of a row: a vector, an odd number of them, more than a warp has in flight.
                 [4, 12, 520].into_iter().try_for_each(|words| reorder(runtime, &of_lengths(partition, world), partition, words))
             }));
+            cases.push(Case::new(format!("thd::reorder::{name}::{world}_ranks_of_three_teams"), Size::Small, move |runtime| {
+                reorder_of_teams(runtime, &of_lengths(partition, world), partition, 12, 3)
+            }));
         }
         cases.push(Case::new(format!("thd::reorder::{name}::1000_sequences"), Size::Large, move |runtime| {
             let mut random = Random::new(2);
@@ -55,7 +58,13 @@ fn world_of(world: usize) -> WorldSize {
 }
 
 fn reorder(runtime: &Runtime, shared: &Shared, partition: Partition, words: usize) -> Outcome {
+    reorder_of_teams(runtime, shared, partition, words, 1)
+}
+
+/// `shared` has an equal part of each sequence, one of `teams`.
+fn reorder_of_teams(runtime: &Runtime, shared: &Shared, partition: Partition, words: usize, teams: u32) -> Outcome {
     let stream = stream(runtime)?;
+    let whole = text(Buffer::from_slice(&stream, &shared.sums()[1].iter().map(|sum| sum * teams).collect::<Vec<_>>()))?;
     let [_, offsets] = shared.sums();
     let offsets = text(Buffer::from_slice(&stream, &offsets))?;
     let rows = shared.rows() + shared.tail;
@@ -64,7 +73,7 @@ fn reorder(runtime: &Runtime, shared: &Shared, partition: Partition, words: usiz
     let of_rank: Vec<Vec<usize>> = (0..shared.world).map(|rank| shared.rows_of(rank).into_iter().map(|row| row.0).collect()).collect();
     let rank_major: Vec<u32> = of_rank.concat().into_iter().flat_map(|row| natural[row * words..][..words].to_vec()).collect();
 
-    let kernel = text(Reorder::new(runtime, world_of(shared.world), partition))?;
+    let kernel = text(Reorder::new(runtime, world_of(shared.world), partition))?.of_teams(teams);
     let (of_natural, of_ranks) = (text(Buffer::from_slice(&stream, &natural))?, text(Buffer::from_slice(&stream, &rank_major))?);
     let [mut there, mut back] = [
         text(Buffer::<u32>::uninitialised(&stream, natural.len() as u64))?,
@@ -72,8 +81,8 @@ fn reorder(runtime: &Runtime, shared: &Shared, partition: Partition, words: usiz
     ];
     // Rows of any element.
     let width = 2 * words as u64;
-    text(kernel.to_natural(&stream, offsets.view(), of_ranks.view().cast::<bf16>(), there.view_mut().cast(), width))?;
-    text(kernel.to_rank_major(&stream, offsets.view(), of_natural.view().cast::<bf16>(), back.view_mut().cast(), width))?;
+    text(kernel.to_natural(&stream, whole.view(), of_ranks.view().cast::<bf16>(), there.view_mut().cast(), width))?;
+    text(kernel.to_rank_major(&stream, whole.view(), of_natural.view().cast::<bf16>(), back.view_mut().cast(), width))?;
     equal("natural", &text(there.to_vec(&stream))?, &natural)?;
     equal("rank-major", &text(back.to_vec(&stream))?, &rank_major)?;
 
@@ -85,8 +94,8 @@ fn reorder(runtime: &Runtime, shared: &Shared, partition: Partition, words: usiz
     let (of_natural, of_ranks) = (text(Buffer::from_slice(&stream, &natural))?, text(Buffer::from_slice(&stream, &by_rank))?);
     let [mut there, mut back] =
         [text(Buffer::<f32>::zeros(&stream, natural.len() as u64))?, text(Buffer::<f32>::zeros(&stream, natural.len() as u64))?];
-    text(kernel.numbers_to_natural(&stream, offsets.view(), of_ranks.view(), there.view_mut(), HEADS as u64))?;
-    text(kernel.numbers_to_rank_major(&stream, offsets.view(), of_natural.view(), back.view_mut(), HEADS as u64))?;
+    text(kernel.numbers_to_natural(&stream, whole.view(), of_ranks.view(), there.view_mut(), HEADS as u64))?;
+    text(kernel.numbers_to_rank_major(&stream, whole.view(), of_natural.view(), back.view_mut(), HEADS as u64))?;
     equal("natural numbers", &text(there.to_vec(&stream))?, &natural)?;
     equal("rank-major numbers", &text(back.to_vec(&stream))?, &by_rank)?;
 

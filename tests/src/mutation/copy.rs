@@ -3,7 +3,7 @@
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::fill::{FillRows, FillRowsArgs};
-use oxtile_kernels::sum_parts::{AddParts, AddPartsArgs, SumParts, SumPartsArgs};
+use oxtile_kernels::sum_parts::{AddParts, AddPartsArgs, LargestPart, LargestPartArgs, SumParts, SumPartsArgs};
 
 use super::Job;
 use super::device::{Device, words};
@@ -13,6 +13,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "fill_rows", run: fill_rows, equivalents: &[] },
     Job { name: "sum_parts", run: sum_parts, equivalents: &[] },
     Job { name: "add_parts", run: add_parts, equivalents: &[] },
+    Job { name: "largest_part", run: largest_part, equivalents: &[] },
 ];
 
 fn copy_words(device: &Device) -> Result<Vec<u32>, Outcome> {
@@ -42,4 +43,12 @@ fn add_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
     let args = AddPartsArgs { parts: parts.view(), target: target.view_mut(), count: 3, stride: 2060, scale: 0.25 };
     device.launch::<AddParts<f32>>(args)?;
     Ok(device.download(&target))
+}
+
+/// The largest of three parts, which lie apart.
+fn largest_part(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let parts = words(3 * 700).into_iter().map(|word| word & 0xbfff_ffff).collect::<Vec<_>>();
+    let (parts, mut largest) = (device.upload("parts", &parts), device.upload("largest", &[0; 697]));
+    device.launch::<LargestPart>(LargestPartArgs { parts: parts.view(), largest: largest.view_mut(), count: 3, stride: 700 })?;
+    Ok(device.download(&largest))
 }

@@ -49,7 +49,15 @@ fn reorder(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (source, offsets) = (device.upload("source", &words((ROWS * WORDS) as usize)), device.upload("cu_seqlens_padded", &OFFSETS));
     let mut target = device.upload("target", &[0; (ROWS * WORDS) as usize]);
     let (view, of_target) = (source.view(), target.view_mut());
-    let args = ReorderArgs { source: view, target: of_target, cu_seqlens_padded: offsets.view(), share: SHARE, extent, to_natural: true };
+    let args = ReorderArgs {
+        source: view,
+        target: of_target,
+        cu_seqlens_padded: offsets.view(),
+        share: SHARE,
+        teams: 1,
+        extent,
+        to_natural: true,
+    };
     device.launch::<Reorder>(args)?;
     Ok(device.download(&target))
 }
@@ -59,8 +67,16 @@ fn reorder_numbers(device: &Device) -> Result<Vec<u32>, Outcome> {
     let (source, offsets) = (device.upload("source", &words((ROWS * heads) as usize)), device.upload("cu_seqlens_padded", &OFFSETS));
     let mut target = device.upload("target", &[0; (ROWS * 2) as usize]);
     let (view, of_target, sums) = (source.view(), target.view_mut(), offsets.view());
-    let args =
-        ReorderNumbersArgs { source: view, target: of_target, cu_seqlens_padded: sums, share: SHARE, rows: ROWS, heads, to_natural: true };
+    let args = ReorderNumbersArgs {
+        source: view,
+        target: of_target,
+        cu_seqlens_padded: sums,
+        share: SHARE,
+        teams: 1,
+        rows: ROWS,
+        heads,
+        to_natural: true,
+    };
     device.launch::<ReorderNumbers>(args)?;
     Ok(device.download(&target))
 }
