@@ -18,6 +18,9 @@ const LIMIT: u64 = 48 << 20;
 /// The programs of the bundle: package and binary.
 const PROGRAMS: [(&str, &str); 3] = [("oxtile-tests", "oxtile-tests"), ("oxtile-benches", "oxtile-benches"), ("oxtile-cli", "oxtile")];
 
+/// The example of the host library whose step is measured.
+const EXAMPLE: &str = "sharded_block";
+
 /// `bundle`: builds in release, strips, copies, and fails if the folder is too large.
 pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     if let Some(argument) = arguments.next()? {
@@ -35,9 +38,12 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
         copy(&program, &binaries)?;
     }
     for name in ["runtime", "nccl", "vmm"] {
+        let program = host_program(&["test", "--no-run", "--test", name])?;
         let to = binaries.join(format!("{name}-tests"));
-        fs::copy(host_test(name)?, &to).with_context(|| format!("cannot copy {}", to.display()))?;
+        fs::copy(program, &to).with_context(|| format!("cannot copy {}", to.display()))?;
     }
+    let to = binaries.join(EXAMPLE);
+    fs::copy(host_program(&["build", "--example", EXAMPLE])?, &to).with_context(|| format!("cannot copy {}", to.display()))?;
     for build in &kernels {
         // Where the programs look: `kernels/<package>` beside them.
         let package = folder.join("kernels").join(build.out_dir.file_name().unwrap_or_default());
@@ -75,17 +81,17 @@ fn programs() -> Result<Vec<PathBuf>> {
     Ok(PROGRAMS.iter().map(|(_, binary)| target().join("release").join(binary)).collect())
 }
 
-/// Builds tests of the host library that run on GPUs, and returns the program's path: cargo names it, with a hash, in its
-/// messages.
-fn host_test(name: &str) -> Result<PathBuf> {
-    let mut cargo = cargo(["test", "--release", "--quiet", "--no-run", "--package", "oxtile", "--test", name]);
+/// Builds a test or an example of the host library that runs on GPUs, by a command of cargo, and returns the program's path: cargo names it, with a hash,
+/// in its messages.
+fn host_program(command: &[&str]) -> Result<PathBuf> {
+    let mut cargo = cargo(command.iter().copied().chain(["--release", "--quiet", "--package", "oxtile"]));
     cargo.args(["--config", "profile.release.strip=\"symbols\"", "--message-format", "json"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot run cargo")?;
     let messages = String::from_utf8_lossy(&output.stdout);
     let mut executable = messages.lines().filter_map(|line| line.split_once("\"executable\":\"")?.1.split_once('"')).map(|(path, _)| path);
     match executable.next_back() {
         Some(path) if output.status.success() => Ok(path.into()),
-        _ => bail!("the {name} tests do not build"),
+        _ => bail!("cargo {} does not build", command.join(" ")),
     }
 }
 

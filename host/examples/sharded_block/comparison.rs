@@ -63,8 +63,10 @@ pub struct Comparison {
     pub equal: Option<[usize; 2]>,
     /// The largest difference of a loss from that of the one device, where ranks share a sequence: gradients of weights are sums over tokens in another order.
     pub off: Option<f32>,
-    /// The time of a step of the slowest rank.
-    pub step: Duration,
+    /// The tokens of a rank in each step.
+    pub tokens: u64,
+    /// The times of the steps after the second one, of the rank with the largest median.
+    pub steps: Vec<Duration>,
 }
 
 impl Comparison {
@@ -81,9 +83,39 @@ impl Comparison {
         let (shared, apart) = if options.context_parallel.is_some() { (alone, None) } else { (None, alone) };
         let equal = apart.map(|alone| [ranks.iter().filter(|rank| is_equal(&alone, rank)).count(), ranks.len()]);
         let off = shared.map(|alone| losses.iter().zip(&alone.losses).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max));
-        let step = ranks.iter().map(|(_, rank)| rank.step).max().unwrap_or_default();
-        Ok(Self { losses, equal, off, step })
+        let slowest = ranks.iter().max_by_key(|(_, rank)| median(&rank.steps));
+        let steps = slowest.map_or_else(Vec::new, |(_, rank)| rank.steps.clone());
+        Ok(Self { losses, equal, off, tokens: options.tokens(), steps })
     }
+
+    /// The median of the steps' times in milliseconds, and the tokens of a rank that it computes in a second; none of fewer than three steps.
+    pub fn rate(&self) -> Option<[f64; 2]> {
+        let seconds = median(&self.steps)?.as_secs_f64();
+        Some([seconds * 1e3, self.tokens as f64 / seconds])
+    }
+
+    /// What was measured, for programs.
+    pub fn json(&self, options: &Options) -> serde_json::Value {
+        let rate = self.rate();
+        serde_json::json!({
+            "example": "sharded_block",
+            "format": options.format,
+            "ranks": options.ranks,
+            "tokens_a_rank": self.tokens,
+            "trained_elements": options.shape.weights().iter().rev().skip(1).map(|weight| weight.rows * weight.columns).sum::<u64>(),
+            "step_ms": self.steps.iter().map(|step| step.as_secs_f64() * 1e3).collect::<Vec<_>>(),
+            "median_ms": rate.map(|[median, _]| median),
+            "tokens_a_second_a_rank": rate.map(|[_, tokens]| tokens),
+            "losses": self.losses,
+        })
+    }
+}
+
+/// The time in the middle; the later of two.
+fn median(times: &[Duration]) -> Option<Duration> {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
 }
 
 fn bits<'a>(values: impl Iterator<Item = &'a f32>) -> impl Iterator<Item = u32> {
@@ -98,7 +130,10 @@ impl fmt::Display for Comparison {
         match (self.equal, self.off) {
             (_, Some(off)) => write!(f, "at most {off:.4} from the loss of one device"),
             (Some([equal, ranks]), _) => write!(f, "{equal} of {ranks} ranks bit-equal to one device"),
-            (None, None) => write!(f, "{:.3} ms a step", self.step.as_secs_f64() * 1e3),
+            (None, None) => match self.rate() {
+                Some([median, tokens]) => write!(f, "{median:.3} ms in the median step: {tokens:.0} tokens a second on each rank"),
+                None => write!(f, "no step was timed: give --steps 3 or more"),
+            },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Trains a small transformer whose weights, gradients and optimizer are divided among ranks, and compares it with one device that does all of it:
 //! `cargo run -p oxtile --example sharded_block -- --ranks 4 --steps 8 --format mxfp8` on the emulator, a thread a rank;
 //! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank. `--model llama-8b` has the widths of Llama 8B and 8192 tokens a rank, is compared with
-//! nothing, and prints the time of a step. `--context-parallel auto` gives all ranks one sequence, of which each has some tokens.
+//! nothing, and prints the median time of a step and the tokens a second; without a launcher it is one rank on the first GPU. `--json FILE` writes all times. `--context-parallel auto` gives all ranks one sequence, of which each has some tokens.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -27,6 +27,7 @@ mod train;
 
 use std::error::Error;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use oxtile::Runtime;
@@ -51,6 +52,8 @@ pub struct Options {
     pub is_compared: bool,
     /// By what all ranks attend to one sequence, if they share it.
     pub context_parallel: Option<Schedule>,
+    /// The file for what was measured.
+    pub json: Option<PathBuf>,
 }
 
 #[allow(dead_code, reason = "tests take the rest")]
@@ -61,16 +64,27 @@ fn main() -> Result<(), Box<dyn Error>> {
             options.ranks = environment.world.get();
             Place::Process(environment)
         }
+        // No virtual GPU trains it in a day.
+        Err(BootstrapError::NoLauncher) if options.shape == Shape::LLAMA_8B => {
+            options.ranks = 1;
+            Place::Threads(Runtime::cuda()?)
+        }
         Err(BootstrapError::NoLauncher) => Place::Threads(Runtime::emulated_fast(options.ranks)?),
         Err(error) => return Err(error.into()),
     };
-    println!("{}", compare(&place, &options)?);
+    let found = compare(&place, &options)?;
+    println!("{found}");
+    let is_first = !matches!(&place, Place::Process(environment) if environment.rank.index() > 0);
+    if let Some(file) = options.json.as_ref().filter(|_| is_first) {
+        std::fs::write(file, format!("{}\n", found.json(&options))).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
+    }
     Ok(())
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { ranks: 2, steps: 4, format: "bf16".to_owned(), shape: Shape::TINY, is_compared: true, context_parallel: None }
+        let (format, shape) = ("bf16".to_owned(), Shape::TINY);
+        Self { ranks: 2, steps: 4, format, shape, is_compared: true, context_parallel: None, json: None }
     }
 }
 
@@ -78,6 +92,11 @@ impl Options {
     /// The micro-batches of a rank in each step: one of its own, or its tokens of the one that all share.
     fn batches(&self, rank: u32) -> Range<u32> {
         if self.context_parallel.is_some() { 0..1 } else { rank..rank + 1 }
+    }
+
+    /// The tokens of a rank in a micro-batch.
+    fn tokens(&self) -> u64 {
+        self.shape.tokens / if self.context_parallel.is_some() { u64::from(self.ranks) } else { 1 }
     }
 
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
@@ -88,6 +107,7 @@ impl Options {
                 "--ranks" => options.ranks = value.parse()?,
                 "--steps" => options.steps = value.parse()?,
                 "--format" => options.format = value,
+                "--json" => options.json = Some(value.into()),
                 "--model" => {
                     (options.shape, options.is_compared) = match value.as_str() {
                         "tiny" => (Shape::TINY, true),
@@ -103,7 +123,11 @@ impl Options {
                         other => return Err(format!("there is no schedule {other}: give auto, pull or all-to-all").into()),
                     });
                 }
-                _ => return Err(format!("there is no {name}: give --ranks, --steps, --format, --model or --context-parallel").into()),
+                _ => {
+                    return Err(
+                        format!("there is no {name}: give --ranks, --steps, --format, --model, --context-parallel or --json").into()
+                    );
+                }
             }
         }
         Ok(options)

@@ -22,10 +22,10 @@ const WARM_UP: u32 = 2;
 pub struct Trained {
     /// The loss of each micro-batch, step by step.
     pub losses: Vec<f32>,
-    /// For each weight the number of the first own element, and the own elements.
+    /// For each weight the number of the first own element, and the own elements; empty where nothing is compared.
     pub masters: Vec<(u64, Vec<f32>)>,
-    /// The mean time of a step, of those after the second one.
-    pub step: Duration,
+    /// The times of the steps after the second one.
+    pub steps: Vec<Duration>,
 }
 
 /// Trains the model, of which this rank has some rows of each weight, by the micro-batches `batches` of each step, or by this rank's tokens of them. Gradients are sums of so
@@ -57,11 +57,8 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
     let mut updating = set.update(stream)?;
     optimizer.begin(stream, &mut updating)?;
     updating.publish()?;
-    let mut timed = None;
+    let mut ends = Vec::new();
     for step in 1..=options.steps {
-        if step == WARM_UP + 1 {
-            timed = Some(stream.record()?);
-        }
         let published = Published::of(&set)?;
         for _ in batches.clone() {
             let (tokens, targets) = data.next().expect("a micro-batch of each step");
@@ -72,20 +69,20 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
         optimizer.step(stream, step, &gradients, &mut updating)?;
         updating.publish()?;
         gradients.zero_grads(stream)?;
+        if step >= WARM_UP {
+            ends.push(stream.record()?);
+        }
     }
-    let end = stream.record()?;
     arena.ticket(stream)?.wait()?;
-    let step = match &timed {
-        Some(start) => end.elapsed_since(start)? / (options.steps - WARM_UP),
-        None => Duration::ZERO,
-    };
+    let steps = ends.windows(2).map(|step| step[1].elapsed_since(&step[0])).collect::<Result<_>>()?;
     // Read last, so that no step waits for a host.
     let losses = losses.iter().map(|losses| model.loss_of(losses)).collect::<Result<_>>()?;
-    let masters = optimizer.owned.iter().map(|owned| Ok((owned.start, owned.values.to_vec(stream)?))).collect::<Result<_>>()?;
+    let compared = optimizer.owned.iter().filter(|_| options.is_compared);
+    let masters = compared.map(|owned| Ok((owned.start, owned.values.to_vec(stream)?))).collect::<Result<_>>()?;
     drop((model, chain, gradients, set));
     arena.close()?.finish()?;
     rank.close()?;
-    Ok(Trained { losses, masters, step })
+    Ok(Trained { losses, masters, steps })
 }
 
 /// This rank's tokens of a sequence in which each token follows from the one before, and what comes next after each.
