@@ -38,8 +38,8 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --no-peers      the kernels alone
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
-  --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, in turn with
-                  torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the
+  --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, each of
+                  them a process of its own, in turn with torch.distributed. `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the
                   rounds, and `context_parallel`, attention to a sequence that is spread over them by every schedule, run only
                   where they are named
   --render        prints the tables of results files
@@ -62,7 +62,9 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match arguments().and_then(|arguments| arguments.map_or(Ok(()), |arguments| execute(&arguments))) {
+    let is_rank = std::env::args().nth(1).is_some_and(|first| first == ranks::FLAG);
+    let run = || arguments().and_then(|arguments| arguments.map_or(Ok(()), |arguments| execute(&arguments)));
+    match if is_rank { ranks::serve_process() } else { run() } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
