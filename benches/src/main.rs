@@ -39,10 +39,10 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --no-peers      the kernels alone
   --seed N        of the data and the order of rounds (1)
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
-  --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, in turn with
-                  torch.distributed. `sharded`: weights in shards, pulled and scattered. `overlap_shapes`, the
-                  methods of such products at 60 shapes with an eighth of the rounds, and `context_parallel`, attention to a sequence
-                  that is spread over them by every schedule, run only where they are named
+  --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, each of
+                  them a process of its own, in turn with torch.distributed. `sharded`: weights in shards, pulled and scattered.
+                  `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the rounds, and `context_parallel`,
+                  attention to a sequence that is spread over them by every schedule, run only where they are named
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
   --status        writes the tables of docs/status.md anew, from the registry of kernels and the results in benches/results
@@ -63,7 +63,9 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match arguments().and_then(|arguments| arguments.map_or(Ok(()), |arguments| execute(&arguments))) {
+    let is_rank = std::env::args().nth(1).is_some_and(|first| first == ranks::FLAG);
+    let run = || arguments().and_then(|arguments| arguments.map_or(Ok(()), |arguments| execute(&arguments)));
+    match if is_rank { ranks::serve_process() } else { run() } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -3,7 +3,7 @@
 use std::{fmt::Write, iter};
 
 use crate::{
-    results::{Clock, Document, RanksRecord, Record, SideRecord},
+    results::{Clock, Document, RanksAre, RanksRecord, Record, SideRecord},
     statistics::{Interval, Quartiles},
 };
 
@@ -67,6 +67,13 @@ fn heading(document: &Document) -> String {
     };
     let rounds = document.records.iter().map(|record| record.order.len()).max().unwrap_or(0);
     let mut text = format!("{}, commit {}, {peers}, {rounds} rounds, seed {}.\n", machine.device, machine.commit, document.seed);
+    if let Some(ranks) = document.ranks {
+        let are = match ranks {
+            RanksAre::Threads => "threads of one process",
+            RanksAre::Processes => "processes",
+        };
+        _ = writeln!(text, "Ranks are {are}.");
+    }
     if !machine.before.is_empty() {
         let (driver, sm, power) = (reading("driver_version"), reading("clocks.sm"), reading("power.draw"));
         _ = writeln!(text, "Driver {driver}; SM clock {sm}, power {power} (before -> after).");

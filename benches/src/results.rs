@@ -29,8 +29,21 @@ pub struct Document {
     pub seed: u64,
     /// Where they were measured.
     pub machine: Machine,
+    /// What ranks are, where there are any. Files before this was recorded are of threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RanksAre>,
     /// What was measured.
     pub records: Vec<Record>,
+}
+
+/// What runs a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RanksAre {
+    /// A thread of the program.
+    Threads,
+    /// A process of its own.
+    Processes,
 }
 
 /// One comparison.
@@ -284,7 +297,7 @@ impl Record {
 impl Document {
     /// A document with nothing in it yet.
     pub fn new(method: String, seed: u64, machine: Machine) -> Self {
-        Self { form: FORM, method, seed, machine, records: Vec::new() }
+        Self { form: FORM, method, seed, machine, ranks: None, records: Vec::new() }
     }
 
     /// Our share of the ceiling's rate: the rate of the fastest side of the copy that the record names.

@@ -1,11 +1,14 @@
 //! Ranks run at a tiny size on the virtual cluster, with a stand-in for torch.
 
+use std::io::Write;
+use std::process::{Command, Stdio};
+
 use anyhow::{Result, anyhow};
 use oxtile_benches::{
     bench::Size,
     peers::Peers,
     ranks, render,
-    results::{Document, Record},
+    results::{Document, RanksAre, Record},
     run::Options,
 };
 
@@ -72,7 +75,9 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     assert_eq!(product.flops, 96 * 64 * 136);
     assert_eq!(product.bytes, 48 * 136 * 2);
     assert!((3..5).any(|side| product.of_limit(side) == Some(1.0)), "the slower part is the limit");
+    assert_eq!(document.ranks, Some(RanksAre::Threads), "virtual GPUs are of one process");
     let text = render::markdown(&document);
+    assert!(text.contains("Ranks are threads of one process."), "{text}");
     assert!(text.contains("| ag-gemm bf16 nt, device | 96x64x136, 2 ranks | torch unfused | 3000.0 [3000.0, 3000.0] |"), "{text}");
 }
 
@@ -161,4 +166,33 @@ fn weights_in_shards_have_all_rows() {
         assert_eq!(records[2].launches, 8);
         assert!(render::markdown(&document).contains("| waits of a forward pass, nvfp4, device |"));
     }
+}
+
+/// What the process of a rank answers and writes to the standard error, and whether it ended well, where it sees no GPU.
+fn rank_process(input: &str, ends: bool) -> (String, String, bool) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxtile-benches"));
+    command.arg(ranks::FLAG).env("CUDA_VISIBLE_DEVICES", "-1").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut rank = command.spawn().unwrap();
+    let mut requests = rank.stdin.take().unwrap();
+    requests.write_all(input.as_bytes()).unwrap();
+    // Else the input stays open until the process has ended.
+    let open = (!ends).then_some(requests);
+    let output = rank.wait_with_output().unwrap();
+    drop(open);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr), output.status.success())
+}
+
+#[test]
+fn the_process_of_a_rank_says_why_it_cannot_go_on() {
+    let (_, error, is_well) = rank_process("", true);
+    assert!(!is_well && error.contains("the first line is no message") && error.contains("--ranks N"), "{error}");
+    let (_, error, is_well) = rank_process("\"end\"\n", false);
+    assert!(!is_well && error.contains("begins with `begin`, not with End"), "{error}");
+    let begin = |world| format!(r#"{{"begin":{{"rank":1,"world":{world},"port":1,"job":"job","id":[],"errand":"comparisons"}}}}"#) + "\n";
+    let (answer, error, is_well) = rank_process(&begin(1), false);
+    assert_eq!(answer, "{\"answer\":{\"Err\":\"rank 1 is not of a world of 1\"}}\n", "{error}");
+    assert!(is_well, "{error}");
+    let (answer, ..) = rank_process(&begin(2), false);
+    assert!(answer.starts_with(r#"{"answer":{"Err":""#) && answer.matches('\n').count() == 1, "no GPU is an answer: {answer}");
 }

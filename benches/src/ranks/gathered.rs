@@ -15,7 +15,7 @@ use oxtile::runtime::{Bound, Loaded};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Buffer, Graph, Runtime, Stream};
 use oxtile_tile::launch::DeviceViewMut;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Times;
 use super::expected::{self, Sample};
@@ -27,7 +27,7 @@ use crate::random::Random;
 pub type Sizes = [u64; 3];
 
 /// How a gathered product is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
     /// By [`Method::Fused`].

@@ -1,5 +1,5 @@
-//! What many ranks do together, a GPU a thread: collectives of NCCL, symmetric memory moved by copy engines, messages by kernels, and products
-//! of gathered operands, and attention to a sequence that is spread over ranks; in turn with torch.distributed over the same NCCL.
+//! What many ranks do together, a GPU a process: collectives of NCCL, symmetric memory moved by copy engines, messages by kernels, and products
+//! of gathered operands, and attention to a sequence that is spread over ranks; in turn with torch.distributed over the same NCCL. Ranks of virtual GPUs are threads.
 //!
 //! One round of a side is a number of calls, one after another. Both the wall time from the first call to the end of the work, on the host,
 //! and the device's time between two events are taken, of the slowest rank.
@@ -15,6 +15,8 @@
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
+//! | `workers` | our ranks, and what each serves |
+//! | `process` | a rank that is a process: its start, its end, and the messages between |
 //! | `gate` | a barrier with a time limit |
 
 mod context_parallel;
@@ -24,31 +26,30 @@ mod gathered;
 mod member;
 mod messages;
 mod plan;
+mod process;
 mod products;
 mod symmetric;
 mod weights;
+mod workers;
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use oxtile::comm::{EmulatedCommunicator, HostRank, NcclCommunicator, UniqueId, WorldSize};
+use anyhow::{Result, ensure};
+use oxtile::Runtime;
+use oxtile::comm::NcclCommunicator;
 use oxtile::overlap::Rates;
-use oxtile::{Device, Runtime};
 use serde::{Deserialize, Serialize};
 
 use self::context_parallel::{Row, RowRanks};
-use self::gate::Gate;
 use self::gathered::{By, Sizes};
-use self::member::Member;
 use self::plan::{Comparison, Side};
+pub use self::process::{FLAG, serve_process};
+use self::workers::{Errand, Home, Ranks};
 use crate::bench::Size;
 use crate::machine::{self, Machine};
 use crate::peers::Peers;
 use crate::random::Random;
-use crate::results::{Divided, Document, Missing, RanksRecord, Record, SideRecord};
+use crate::results::{Divided, Document, Missing, RanksAre, RanksRecord, Record, SideRecord};
 use crate::run::Options;
 
 /// The families that ranks have.
@@ -64,7 +65,7 @@ sequence: its time over `divided.ranks`, over a side's, is the side's efficiency
 const WARM_UP: usize = 2;
 
 /// What is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Work {
     /// NCCL's.
@@ -106,7 +107,7 @@ enum Work {
 }
 
 /// One round of a side.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Request {
     #[serde(rename = "collective")]
     work: Work,
@@ -116,16 +117,16 @@ struct Request {
 }
 
 /// Milliseconds of a round.
-#[derive(Clone, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Times {
     wall: f64,
     device: f64,
     /// From each rank's end to that of the last, where ranks tell it.
     #[serde(default)]
     idle: Vec<f64>,
-    /// When a rank of ours ended.
-    #[serde(skip)]
-    ended: Option<Instant>,
+    /// When a rank of ours ended, since 1970: ranks that are processes share that clock alone.
+    #[serde(default)]
+    ended: Option<Duration>,
 }
 
 /// Measures the chosen families, all without any. `progress` gets a line for each comparison, `save` the document after each. A smoke run is of
@@ -154,9 +155,12 @@ pub fn run(
     let versions = peers.as_ref().map(|peers| peers.versions.clone()).map_err(|error| format!("{error:#}"));
     let empty = machine::Readings::new();
     let machine = Machine { device, commit: machine::commit(), peers: versions, before: machine::readings(), after: empty };
-    let mut document = Document::new(METHOD.into(), options.seed, machine);
+    let (are, home) = if is_smoke { (RanksAre::Threads, Home::Threads(runtime.clone())) } else { (RanksAre::Processes, Home::Processes) };
+    let mut document = Document { ranks: Some(are), ..Document::new(METHOD.into(), options.seed, machine) };
     let mut random = Random::new(options.seed);
     let rates = Rates { multiprocessors: runtime.device(0)?.limits().multiprocessors, ..Rates::H200 };
+    // Of GPUs the ranks alone have any memory.
+    drop(runtime);
     let mut measure = |ranks: &Ranks, comparison: &Comparison, progress: &mut dyn FnMut(&str)| -> Result<Vec<Record>> {
         progress(&format!("{} {}", comparison.kernel, comparison.shape));
         let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
@@ -180,7 +184,7 @@ pub fn run(
     let comparisons = plan::comparisons(world, &rates, options.size, &options.families)?;
     let comparisons = options.only(comparisons, |of| format!("{} {}", of.kernel, of.shape))?;
     if !comparisons.is_empty() {
-        let ranks = Ranks::start(world, &runtime)?;
+        let ranks = Ranks::start(world, &home, &Errand::Comparisons)?;
         for comparison in &comparisons {
             keep(measure(&ranks, comparison, progress)?)?;
         }
@@ -188,7 +192,7 @@ pub fn run(
     let is_named = options.families.iter().any(|family| family == context_parallel::FAMILY);
     let rows = if is_named || (is_smoke && options.families.is_empty()) { context_parallel::rows(options.size, world) } else { Vec::new() };
     for row in options.only(rows, |row| row.label(world))? {
-        let records = RowRanks::start(world, &runtime, row, progress).and_then(|of| {
+        let records = RowRanks::start(world, &home, row, progress).and_then(|of| {
             let comparisons = of.comparisons(options.size);
             let records = comparisons.iter().map(|comparison| measure(&of.ranks, comparison, progress));
             Ok(records.collect::<Result<Vec<_>>>()?.concat())
@@ -296,98 +300,4 @@ fn is_there(peers: &mut Result<&mut Peers, String>, peer: &Side, missing: &mut V
 
 fn ask(peers: &mut Peers, peer: &Side) -> Result<Times> {
     peers.ask(&serde_json::to_value(peer.request)?)
-}
-
-/// The threads of our ranks.
-pub struct Ranks(Vec<Worker>);
-
-/// The thread of one rank, and the channel of its requests.
-struct Worker {
-    requests: SyncSender<Request>,
-    results: Receiver<Result<Times>>,
-    thread: JoinHandle<()>,
-}
-
-/// What a rank begins with.
-struct Seat {
-    rank: HostRank,
-    runtime: Runtime,
-    /// None on virtual GPUs.
-    id: Option<UniqueId>,
-    /// On virtual GPUs alone.
-    emulated: Option<EmulatedCommunicator>,
-    gate: Arc<Gate>,
-}
-
-impl Ranks {
-    fn start(world: u32, runtime: &Runtime) -> Result<Self> {
-        Self::spawn(world, runtime, |seat, requests, answers| {
-            let (name, gate) = (seat.rank.rank(), Arc::clone(&seat.gate));
-            serve(Member::join(seat.id, seat.rank, seat.runtime).with_context(|| format!("{name} joins")), &gate, requests, answers);
-        })
-    }
-
-    /// A thread for each rank, which serves requests.
-    fn spawn(
-        world: u32,
-        runtime: &Runtime,
-        serve: impl Fn(Seat, &Receiver<Request>, &SyncSender<Result<Times>>) + Clone + Send + 'static,
-    ) -> Result<Self> {
-        let is_virtual = runtime.kind() == oxtile::runtime::Kind::Emulated;
-        // A runtime each on GPUs: nothing of one rank is ordered after another's.
-        let of = |_| if is_virtual { Ok(runtime.clone()) } else { Runtime::cuda() };
-        let runtimes: Vec<Runtime> = (0..world).map(of).collect::<oxtile::Result<_>>()?;
-        let devices: Vec<Device> = (0..).zip(&runtimes).map(|(rank, runtime)| runtime.device(rank)).collect::<oxtile::Result<_>>()?;
-        let id = if is_virtual { None } else { Some(NcclCommunicator::unique_id()?) };
-        let size = WorldSize::new(world).context("there are ranks")?;
-        let emulated = if is_virtual { EmulatedCommunicator::world_of(runtime, size)? } else { Vec::new() };
-        let mut emulated = emulated.into_iter();
-        let gate = Arc::new(Gate::new(world));
-        let start = |(rank, runtime): (HostRank, Runtime)| {
-            let (requests, incoming) = sync_channel(1);
-            let (answers, results) = sync_channel(1);
-            let (seat, serve) = (Seat { rank, runtime, id, emulated: emulated.next(), gate: Arc::clone(&gate) }, serve.clone());
-            Worker { requests, results, thread: thread::spawn(move || serve(seat, &incoming, &answers)) }
-        };
-        Ok(Self(HostRank::threads(&devices)?.into_iter().zip(runtimes).map(start).collect()))
-    }
-
-    /// The next answer of each rank.
-    fn answers(&self) -> impl Iterator<Item = Result<Times>> {
-        self.0.iter().map(|worker| worker.results.recv().context("a rank has ended")?)
-    }
-
-    fn round(&self, request: Request) -> Result<Times> {
-        self.0.iter().try_for_each(|worker| worker.requests.send(request)).context("a rank has ended")?;
-        let times = self.answers().collect::<Result<Vec<_>>>()?;
-        let slowest = |of: fn(&Times) -> f64| times.iter().map(of).fold(0.0, f64::max);
-        let ends: Vec<Instant> = times.iter().filter_map(|times| times.ended).collect();
-        let last = ends.iter().max().copied();
-        // Of one rank alone nothing is known.
-        let idle =
-            last.filter(|_| ends.len() == times.len()).map(|last| ends.iter().map(|end| (last - *end).as_secs_f64() * 1e3).collect());
-        Ok(Times { wall: slowest(|times| times.wall), device: slowest(|times| times.device), idle: idle.unwrap_or_default(), ended: last })
-    }
-}
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        let (requests, threads): (Vec<_>, Vec<_>) = self.0.drain(..).map(|worker| (worker.requests, worker.thread)).unzip();
-        // All first: they give their arenas back together.
-        drop(requests);
-        threads.into_iter().for_each(|thread| _ = thread.join());
-    }
-}
-
-fn serve(mut member: Result<Member>, gate: &Gate, requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
-    while let Ok(request) = requests.recv() {
-        let times = match &mut member {
-            Ok(member) => member.round(request, gate),
-            Err(error) => Err(anyhow::anyhow!("{error:#}")),
-        };
-        let failed = times.is_err();
-        if answers.send(times).is_err() || failed {
-            return;
-        }
-    }
 }

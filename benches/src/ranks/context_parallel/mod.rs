@@ -6,16 +6,15 @@ mod rank;
 mod rows;
 mod tensors;
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use anyhow::{Context, Result};
-use oxtile::Runtime;
 use oxtile::context_parallel::{Plan, Schedule};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+pub use self::rank::serve;
 pub use self::rows::{Row, rows};
 use super::plan::{Comparison, DEVICE, Side};
-use super::{Ranks, Request, Times, Work};
+use super::workers::{Errand, Home, Ranks};
+use super::{Request, Work};
 use crate::bench::Size;
 use crate::peers::Check;
 use crate::results::{Divided, Missing, PassRecord, RanksRecord};
@@ -24,7 +23,7 @@ use crate::results::{Divided, Missing, PassRecord, RanksRecord};
 pub const FAMILY: &str = "context_parallel";
 
 /// What attends, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
     /// Rank 0 alone, to the whole sequence.
@@ -48,7 +47,7 @@ pub enum By {
 }
 
 /// How keys go round torch's ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rotation {
     /// One all-gather before the second step.
@@ -58,7 +57,7 @@ pub enum Rotation {
 }
 
 /// Whose attention torch calls in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kernels {
     /// cuDNN's.
@@ -68,7 +67,7 @@ pub enum Kernels {
 }
 
 /// The passes of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Passes {
     /// The forward pass alone.
@@ -128,22 +127,13 @@ const ROUND: f64 = 10.0;
 const RATE: f64 = 5e14;
 
 /// An operation that ranks have made, or why there is none.
-#[derive(Clone, Debug)]
-struct Made {
-    by: By,
-    /// None of a side that is no operation.
-    plan: Result<Option<Plan>, String>,
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    pub by: By,
+    /// What is planned of the forward pass, and of both; none of a side that is no operation.
+    pub plan: Result<Option<[RanksRecord; 2]>, String>,
     /// Whether it attends as our single GPU does.
-    check: Option<Check>,
-}
-
-/// What the threads of the ranks tell.
-#[derive(Default)]
-struct Told {
-    /// What rank 0 has made.
-    made: Vec<Made>,
-    /// The side that failed first, and why.
-    failed: Option<(By, String)>,
+    pub check: Option<Check>,
 }
 
 /// The ranks of a row, each with its part of the tensors and an operation of every schedule.
@@ -159,24 +149,20 @@ impl RowRanks {
     ///
     /// # Errors
     /// What fails whatever is left out.
-    pub fn start(world: u32, runtime: &Runtime, row: Row, progress: &mut dyn FnMut(&str)) -> Result<Self> {
+    pub fn start(world: u32, home: &Home, row: Row, progress: &mut dyn FnMut(&str)) -> Result<Self> {
         let mut left_out: Vec<(By, String)> = Vec::new();
         loop {
-            let told = Arc::new(Mutex::new(Told::default()));
-            let (of_ranks, without) = (Arc::clone(&told), left_out.clone());
-            let ranks = Ranks::spawn(world, runtime, move |seat, requests, answers| {
-                rank::serve(seat, row, &without, &of_ranks, requests, answers);
-            })?;
-            let ready: Vec<Result<Times>> = ranks.answers().collect();
-            let told = std::mem::take(&mut *told.lock().unwrap_or_else(PoisonError::into_inner));
-            match told.failed {
+            let ranks = Ranks::start(world, home, &Errand::Row { row, left_out: left_out.clone() })?;
+            let ready = ranks.times();
+            match ranks.gate.failed() {
                 Some((by, why)) if left_out.iter().all(|(of, _)| *of != by) => {
                     progress(&format!("{} failed: {why}", by.label()));
                     left_out.push((by, why));
                 }
                 _ => {
-                    ready.into_iter().collect::<Result<Vec<_>>>().with_context(|| format!("ranks of {}", row.label(world)))?;
-                    return Ok(Self { ranks, row, world, made: told.made });
+                    ready.with_context(|| format!("ranks of {}", row.label(world)))?;
+                    let made = ranks.gate.taken();
+                    return Ok(Self { ranks, row, world, made });
                 }
             }
         }
@@ -217,7 +203,7 @@ impl RowRanks {
             fewer: size.pick(row.fewer(), 1),
             limit: &LIMIT,
             divided: Some(Divided { ranks: *world, alone: By::OneGpu.label().into(), each: Some(By::EachGpu.label().into()) }),
-            details: made.iter().filter_map(|made| Some((made.by.label(), detail(made, passes)?, made.check.clone()))).collect(),
+            details: made.iter().filter_map(|made| Some((made.by.label(), detail(made, passes)?.clone(), made.check.clone()))).collect(),
             ..Comparison::of(FAMILY, kernel, row.label(*world), sides, &[DEVICE])
         }
     }
@@ -225,13 +211,17 @@ impl RowRanks {
 
 /// Bytes that a rank receives.
 fn received(made: &Made, passes: Passes) -> Option<u64> {
-    let plan = made.plan.as_ref().ok()?.as_ref()?;
-    Some(plan.forward.received + if passes == Passes::Both { plan.backward.received } else { 0 })
+    detail(made, passes).map(RanksRecord::received)
 }
 
-/// What the plan says.
-fn detail(made: &Made, passes: Passes) -> Option<RanksRecord> {
-    let plan = made.plan.as_ref().ok()?.as_ref()?;
+/// What is planned.
+fn detail(made: &Made, passes: Passes) -> Option<&RanksRecord> {
+    let [forward, both] = made.plan.as_ref().ok()?.as_ref()?;
+    Some(if passes == Passes::Both { both } else { forward })
+}
+
+/// What a plan says of the forward pass, and of both.
+fn planned(plan: &Plan) -> [RanksRecord; 2] {
     let of = |pass: &oxtile::context_parallel::PassPlan| PassRecord {
         schedule: pass.schedule.to_string(),
         kernels: pass.kernels.iter().map(|&name| name.to_owned()).collect(),
@@ -239,7 +229,6 @@ fn detail(made: &Made, passes: Passes) -> Option<RanksRecord> {
         received: pass.received,
         why: pass.why.clone(),
     };
-    let mut all = vec![of(&plan.forward)];
-    all.extend((passes == Passes::Both).then(|| of(&plan.backward)));
-    Some(RanksRecord { idle: Vec::new(), passes: all, memory: plan.bytes })
+    let passes = [of(&plan.forward), of(&plan.backward)];
+    [1, 2].map(|count| RanksRecord { idle: Vec::new(), passes: passes[..count].to_vec(), memory: plan.bytes })
 }

@@ -3,8 +3,7 @@
 //! Ranks meet at a gate before and after whatever takes memory, loads kernels or waits on the host, since work that waits for other ranks may delay those.
 
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use oxtile::attention::{Attention, AttentionBackward, Order};
@@ -17,10 +16,11 @@ use oxtile::symmetric::{Arena, ArenaOptions, BackendName, SymmetricBuffer};
 use oxtile::{Buffer, Event, Stream};
 
 use super::super::member::DEADLINE;
-use super::super::{Request, Seat, Times, Work};
+use super::super::workers::Seat;
+use super::super::{Request, Times, Work};
 use super::rows::Row;
 use super::tensors::{Place, Tensors, Views, places};
-use super::{By, Made, Passes, Told};
+use super::{By, Made, Passes, planned};
 use crate::peers::Check;
 use crate::random::Random;
 
@@ -37,15 +37,8 @@ const TOLERANCE: f64 = 1e-2;
 type Sampled = [Vec<f32>; 4];
 
 /// Serves requests of one row. The first answer says that the rank is ready.
-pub fn serve(
-    seat: Seat,
-    row: Row,
-    left_out: &[(By, String)],
-    told: &Mutex<Told>,
-    requests: &Receiver<Request>,
-    answers: &SyncSender<Result<Times>>,
-) {
-    let place = Serving { seat: &seat, row, left_out, told, requests, answers };
+pub fn serve(seat: &Seat, row: Row, left_out: &[(By, String)], requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
+    let place = Serving { seat, row, left_out, requests, answers };
     let (rank, world) = (seat.rank.rank(), seat.rank.world());
     let result = match (&seat.id, &seat.emulated) {
         (Some(id), _) => {
@@ -67,7 +60,6 @@ struct Serving<'s> {
     seat: &'s Seat,
     row: Row,
     left_out: &'s [(By, String)],
-    told: &'s Mutex<Told>,
     requests: &'s Receiver<Request>,
     answers: &'s SyncSender<Result<Times>>,
 }
@@ -155,12 +147,12 @@ impl Serving<'_> {
                 (None, Err(why)) if by == By::Pull => without(why.clone()),
                 _ => self.make(by, transport, &mut ready, &here, expected.as_ref())?,
             };
-            ready.tell(self.told, made);
+            ready.tell(seat, made)?;
         }
         for by in [By::OneGpu, By::EachGpu] {
-            ready.tell(self.told, Made { by, plan: Ok(None), check: None });
+            ready.tell(seat, Made { by, plan: Ok(None), check: None })?;
         }
-        ready.tell(self.told, Made { by: By::Wire, plan: memory.map(|()| None), check: None });
+        ready.tell(seat, Made { by: By::Wire, plan: memory.map(|()| None), check: None })?;
         // All have made theirs before the first request is answered.
         self.part(By::Auto, || Ok(()))?;
         answers.send(Ok(Times::default())).context("the ranks are not wanted any more")?;
@@ -173,10 +165,9 @@ impl Serving<'_> {
 
     /// Does a rank's part of something, and waits for all ranks. Where one fails, its error is told, and all end.
     fn part<R>(&self, by: By, part: impl FnOnce() -> Result<R>) -> Result<R> {
-        let told = || part().inspect_err(|error| _ = lock(self.told).failed.get_or_insert_with(|| (by, format!("{error:#}"))));
-        let result = self.seat.gate.after(PREPARATION, told)?;
-        let failed = lock(self.told).failed.clone();
-        match failed {
+        let gate = &self.seat.gate;
+        let result = gate.after(PREPARATION, || part().inspect_err(|error| gate.fail(by, format!("{error:#}"))))?;
+        match gate.failed() {
             Some((by, why)) => bail!("{} failed: {why}", by.label()),
             None => Ok(result),
         }
@@ -228,7 +219,7 @@ impl Serving<'_> {
             Ok(operation) => operation,
             Err(why) => return Ok(Made { by, plan: Err(why), check: None }),
         };
-        let plan = operation.plan().clone();
+        let plan = planned(operation.plan());
         let found = self.part(by, || {
             if let Some(packed) = ready.part.packed() {
                 operation.set_sequences(&ready.stream, packed, packed)?;
@@ -273,10 +264,8 @@ impl<'t> Attends<'_, 't> {
 }
 
 impl Ready<'_> {
-    fn tell(&self, told: &Mutex<Told>, made: Made) {
-        if self.rank == Rank::ZERO {
-            lock(told).made.push(made);
-        }
+    fn tell(&self, seat: &Seat, made: Made) -> Result<()> {
+        if self.rank == Rank::ZERO { seat.gate.made(made) } else { Ok(()) }
     }
 
     /// What our single GPU finds, on rank 0.
@@ -295,8 +284,8 @@ impl Ready<'_> {
         (0..request.calls).try_for_each(|_| call.run(&stream))?;
         let end = stream.record()?;
         wait(&stream, &end)?;
-        let ended = Instant::now();
-        let [wall, device] = [ended - begin, end.elapsed_since(&start)?].map(|time| time.as_secs_f64() * 1e3);
+        let (took, ended) = (begin.elapsed(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?);
+        let [wall, device] = [took, end.elapsed_since(&start)?].map(|time| time.as_secs_f64() * 1e3);
         Ok(Times { wall, device, ended: Some(ended), ..Times::default() })
     }
 
@@ -334,10 +323,6 @@ impl Call<'_> {
         }
         Ok(())
     }
-}
-
-fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits for a stream's work within the deadline, and sees its end within microseconds. On virtual GPUs a wait of the driver would end with an error where

@@ -3,7 +3,7 @@
 use oxtile::attention::{AttentionConfig, Layout, Mask};
 use oxtile::comm::{Rank, WorldSize};
 use oxtile::context_parallel::Partition;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Passes;
 use crate::bench::Size;
@@ -18,7 +18,7 @@ const LONG: u64 = 128 << 10;
 const LONG_FEWER: usize = 4;
 
 /// Tokens of all ranks, and heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     pub tokens: u64,
     pub heads: u64,

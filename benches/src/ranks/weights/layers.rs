@@ -2,10 +2,10 @@
 
 use half::bf16 as Half;
 use oxtile::sharded::Weight;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How weights travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     Bf16,
@@ -24,7 +24,7 @@ impl Format {
 }
 
 /// Which layers, each of four weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layers {
     pub count: u64,
     /// Rows and columns of a layer's weights.

@@ -22,14 +22,14 @@ pub use self::gradients::Gradients;
 pub use self::layers::{Format, Layers};
 pub use self::passes::Passes;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::plan::{Comparison, DEVICE, HOST, Side};
 use super::{Request, Work};
 use crate::bench::Size;
 
 /// What a round times. `Ahead` is the number of weights that are pulled ahead: 1 or 2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
     /// Pulls alone.
@@ -59,7 +59,7 @@ pub enum By {
 }
 
 /// How many weights are pulled ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ahead {
     One,
@@ -67,7 +67,7 @@ pub enum Ahead {
 }
 
 /// Which weights of a pass are waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Waited {
     First,
