@@ -27,7 +27,8 @@ const PAGE: &str = "host/README.md";
 
 const WORKSPACE: &str = "[workspace]\nresolver = \"3\"\nmembers = [\"attend\", \"find\", \"timed\"]\n\n\
                          # As the crate's page advises.\n[profile.dev.package]\ncorosensei = { opt-level = 3 }\noxtile-emulator = { opt-level = 3 }\n\
-                         oxtile-tile = { opt-level = 3 }\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n";
+                         oxtile-tile = { opt-level = 3 }\n\
+                         # It compares hundreds of megabytes.\ntimed = { opt-level = 3 }\n\n[profile.dev]\ndebug = false\n\n[patch.crates-io]\n";
 
 /// Builds and runs the programs, and installs `oxtile`.
 pub fn run(packages: &[Package]) -> Result<()> {
