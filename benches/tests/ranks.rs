@@ -66,7 +66,13 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
     let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
-    assert_eq!(products.len(), 1);
+    assert_eq!(products.len(), 3);
+    for (product, format) in products[1..].iter().zip(["mxfp8", "nvfp4"]) {
+        assert_eq!(product.kernel, format!("ag-gemm {format} nt, device"));
+        let parts = ["chunked", "sequential", "product alone", "dequantizing alone", "wire alone", "bf16 fused", "bf16 sequential"];
+        assert_eq!(labels(product), parts);
+        assert!(product.sides.iter().all(|side| side.milliseconds.len() == 2 && side.milliseconds.iter().all(|time| *time > 0.0)));
+    }
     let product = products[0];
     assert_eq!(labels(product), ["fused", "chunked", "sequential", "product alone", "wire alone", "torch unfused"]);
     assert!(product.sides.iter().all(|side| side.milliseconds.len() == 2 && side.milliseconds.iter().all(|time| *time > 0.0)));

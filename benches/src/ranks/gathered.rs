@@ -66,7 +66,7 @@ pub fn config([m, n, k]: Sizes, method: Option<Method>) -> AllGatherConfig {
 /// Elements that matrices repeat: a prime, so that no two rows are the same.
 const PATTERN: usize = 262_147;
 /// The place in the pattern where a matrix begins is its number times this.
-const STEP: usize = 104_729;
+pub const STEP: usize = 104_729;
 
 pub struct Gathered {
     runtime: Runtime,
@@ -105,7 +105,7 @@ enum Side<'a> {
 impl Gathered {
     pub fn new(rank: &HostRank, runtime: &Runtime, backend: BackendName) -> Result<Self> {
         let (compute, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
-        let (copy, pattern) = (runtime.load()?, Random::new(1).normal(PATTERN));
+        let (copy, pattern) = (runtime.load()?, pattern());
         Ok(Self { runtime: runtime.clone(), backend, compute, out, copy, pattern, product: None, weight: None, room: None })
     }
 
@@ -135,16 +135,8 @@ impl Gathered {
         Ok(Times { wall: begin.elapsed().as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
     }
 
-    /// Elements of the pattern.
     fn values(&self, start: usize, count: u64) -> Vec<Half> {
-        let (count, mut at) = (count as usize, start % PATTERN);
-        let mut values = Vec::with_capacity(count);
-        while values.len() < count {
-            let end = PATTERN.min(at + count - values.len());
-            values.extend_from_slice(&self.pattern[at..end]);
-            at = 0;
-        }
-        values
+        values(&self.pattern, start, count)
     }
 
     /// Memory, matrices and the plain product of a shape.
@@ -258,6 +250,23 @@ impl Gathered {
         drop(memory);
         Ok(arena.close().map_err(oxtile::Error::from)?.finish()?)
     }
+}
+
+/// The elements that matrices repeat.
+pub fn pattern() -> Vec<Half> {
+    Random::new(1).normal(PATTERN)
+}
+
+/// Elements of the pattern.
+pub fn values(pattern: &[Half], start: usize, count: u64) -> Vec<Half> {
+    let (count, mut at) = (count as usize, start % PATTERN);
+    let mut values = Vec::with_capacity(count);
+    while values.len() < count {
+        let end = PATTERN.min(at + count - values.len());
+        values.extend_from_slice(&pattern[at..end]);
+        at = 0;
+    }
+    values
 }
 
 impl Side<'_> {

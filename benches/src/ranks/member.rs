@@ -13,6 +13,7 @@ use super::gate::Gate;
 use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
+use super::quantized::Quantized;
 use super::symmetric::Symmetric;
 use super::weights::{self, Gradients, Passes};
 use super::{Request, Times, Work};
@@ -33,6 +34,7 @@ pub struct Member {
     messages: Option<Messages>,
     product: Option<Product>,
     gathered: Option<Gathered>,
+    quantized: Option<Quantized>,
     passes: Option<Passes>,
     gradients: Option<Gradients>,
 }
@@ -63,6 +65,7 @@ impl Member {
             messages: None,
             product: None,
             gathered: None,
+            quantized: None,
             passes: None,
             gradients: None,
             stream,
@@ -77,6 +80,16 @@ impl Member {
                 none => none.insert(Gathered::new(rank, &self.runtime, self.symmetric.backend())?),
             };
             return gathered.round((by, sizes), request.calls, rank, self.comm.as_ref(), gate);
+        }
+        if let Work::QuantizedProduct(by, travels, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            if self.quantized.as_ref().is_none_or(|quantized| !quantized.is_of(sizes, travels)) {
+                self.quantized = None;
+                let made = gate.after(DEADLINE, || Quantized::new(rank, &self.runtime, self.symmetric.backend(), sizes, travels))?;
+                self.quantized = Some(made);
+            }
+            let quantized = self.quantized.as_mut().context("it was made")?;
+            return quantized.round(by, travels, request.calls, rank, gate);
         }
         if let Work::Weights(by, layers) = request.work {
             return self.weights(by, layers, request.calls, gate);
@@ -199,7 +212,9 @@ impl Member {
                 (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
-            Work::GatheredProduct(..) | Work::Weights(..) | Work::ContextParallel { .. } => bail!("it has rounds of its own"),
+            Work::GatheredProduct(..) | Work::QuantizedProduct(..) | Work::Weights(..) | Work::ContextParallel { .. } => {
+                bail!("it has rounds of its own")
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `products` | which gathered products are compared |
 //! | `symmetric` | a rank's symmetric memory |
 //! | `gathered` | a rank's gathered products |
+//! | `quantized` | those whose operand is gathered as codes and scales |
 //! | `expected` | what these have to be |
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
@@ -28,6 +29,7 @@ mod messages;
 mod plan;
 mod process;
 mod products;
+mod quantized;
 mod symmetric;
 mod weights;
 mod workers;
@@ -100,6 +102,8 @@ enum Work {
     GemmWithNccl,
     /// Products of which one operand is gathered.
     GatheredProduct(By, Sizes),
+    /// The same of an operand that is gathered as codes and scales.
+    QuantizedProduct(quantized::By, quantized::Travels, Sizes),
     /// A pass over weights in shards, or its parts.
     Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.

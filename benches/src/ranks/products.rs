@@ -7,6 +7,7 @@ use oxtile::overlap::{Method, OverlapChoice, Rates};
 
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
+use super::quantized::{self, Travels};
 use super::{Request, Work};
 use crate::results::Missing;
 
@@ -40,14 +41,48 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
         of.sides.push(side("NCCL, then product", By::NcclThenProduct, sizes, of.calls));
         Ok(of)
     };
-    shapes.into_iter().map(compare).collect()
+    let mut all: Vec<_> = shapes.into_iter().map(compare).collect::<Result<_>>()?;
+    let narrow = shapes.into_iter().take(2).flat_map(|sizes| [Travels::Mxfp8, Travels::Nvfp4].map(|travels| (sizes, travels)));
+    for (sizes, travels) in narrow {
+        all.push(codes(world, rates, sizes, travels, ROUND)?);
+    }
+    Ok(all)
+}
+
+/// An operand that travels as codes and scales: the methods, what they are made of, and the same product of an operand in bf16.
+fn codes(world: u32, rates: &Rates, sizes: Sizes, travels: Travels, round: f64) -> Result<Comparison> {
+    let ranks = WorldSize::new(world).context("there are ranks")?;
+    let config = quantized::config(sizes, travels, None);
+    let choice = config.choose::<bf16, bf16>(ranks, rates)?;
+    let predicted = choice.predicted.map_or(round, |predicted| predicted.sequential);
+    let calls = ((round / predicted).ceil() as u64).clamp(3, 200);
+    let side = |label, by| Side { label, request: Request { work: Work::QuantizedProduct(by, travels, sizes), bytes: 0, calls } };
+    let labels = [("chunked", quantized::By::Chunked, Method::Chunked), ("sequential", quantized::By::Sequential, Method::Sequential)];
+    let mut sides: Vec<_> = labels.map(|(label, by, _)| side(label, by)).into();
+    sides.extend([side(PRODUCT, quantized::By::ProductAlone), side("dequantizing alone", quantized::By::Dequantize)]);
+    let (peers, whole) = (u64::from(world - 1), config.bytes::<bf16, bf16>()?);
+    let bytes = whole / u64::from(world) * peers;
+    sides.push(Side { label: WIRE, request: Request { work: Work::Put, bytes: bytes / peers, calls: calls * peers } });
+    // Of the same product as it is best in bf16.
+    for (label, by) in [("bf16 fused", By::Fused), ("bf16 sequential", By::Sequential)] {
+        sides.push(Side { label, request: Request { work: Work::GatheredProduct(by, sizes), bytes: 0, calls } });
+    }
+    let ([m, n, k], chosen) = (sizes, labels.into_iter().find(|(.., method)| *method == choice.method));
+    Ok(Comparison {
+        bytes,
+        flops: 2 * m * n * k / u64::from(world),
+        limit: &[PRODUCT, WIRE],
+        chosen: chosen.map(|(label, ..)| label),
+        ..Comparison::of(OVERLAP, &format!("ag-gemm {} nt", travels.name()), format!("{m}x{n}x{k}, {world} ranks"), sides, &[DEVICE])
+    })
 }
 
 /// What virtual GPUs do of [`main`] and of [`grid`].
 pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let count = u64::from(world);
     let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
-    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, one])
+    let narrow = |travels| codes(world, rates, [32 * count, 16 * count, 96], travels, 0.0);
+    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one])
 }
 
 /// The methods, what they are made of, and torch's.
@@ -106,11 +141,17 @@ mod tests {
     fn two_and_four_ranks_have_all_shapes_and_methods() {
         for world in [2, 4] {
             let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
-            assert_eq!((main.len(), grid.len()), (3, 60));
+            assert_eq!((main.len(), grid.len()), (7, 60));
             assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
             let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
             let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
             assert_eq!(puts, shards, "the wire carries what the calls do");
+            // A byte of codes and a scale for 32, half a byte and one for 16.
+            assert_eq!(
+                main[3..7].iter().map(|of| of.kernel.as_str()).collect::<Vec<_>>(),
+                ["ag-gemm mxfp8 nt", "ag-gemm nvfp4 nt"].repeat(2)
+            );
+            assert_eq!([main[3].bytes, main[4].bytes], [33, 18].map(|of| 8192 * 8192 * of / 32 / world as u64 * (world as u64 - 1)));
             for of in main.iter().chain(&grid) {
                 assert!(of.missing.is_empty() && of.sides.len() >= 3 && of.chosen.is_some(), "{}: {:?}", of.shape, of.missing);
             }

@@ -32,7 +32,16 @@ pub fn reorder(
     }
 }
 
-/// The same for a number of each row and of each of `heads` heads: `[heads, rows]` in natural order, and `[ranks, heads, rows / ranks]` in rank-major order.
+/// A number of each row of each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Parameter)]
+pub struct Numbers {
+    /// Heads.
+    pub heads: u32,
+    /// Rows of a head.
+    pub rows: u32,
+}
+
+/// The same for a number of each row and of each head: `[heads, rows]` in natural order, and `[ranks, heads, rows / ranks]` in rank-major order.
 #[kernel(threads = THREADS, grid = numbers_grid)]
 pub fn reorder_numbers(
     source: Global<f32>,
@@ -40,10 +49,10 @@ pub fn reorder_numbers(
     cu_seqlens_padded: Global<u32>,
     share: Share,
     teams: u32,
-    rows: u32,
-    heads: u32,
+    size: Numbers,
     to_natural: bool,
 ) {
+    let Numbers { heads, rows } = size;
     let number = u64::from(block::index()[0]) * u64::from(THREADS) + u64::from(thread::index());
     if number < source.len() {
         let of_rank = (rows / share.world.max(1)).max(1);
@@ -92,9 +101,9 @@ fn reorder_grid(args: &ReorderArgs<'_>, _: &DeviceLimits) -> Result<Grid, Launch
 }
 
 fn numbers_grid(args: &ReorderNumbersArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    check(args.cu_seqlens_padded.len(), args.share, args.rows)?;
+    check(args.cu_seqlens_padded.len(), args.share, args.size.rows)?;
     check_teams(args.teams, args.share)?;
-    let numbers = u64::from(args.heads) * u64::from(args.rows);
+    let numbers = u64::from(args.size.heads) * u64::from(args.size.rows);
     LaunchError::check_length("source", numbers, args.source.len())?;
     LaunchError::check_length("target", numbers, args.target.len())?;
     Grid::cover("source", numbers, THREADS)

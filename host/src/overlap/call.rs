@@ -7,12 +7,13 @@ use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
 use super::gathered::{AllGatherGemm, Product};
-use super::memory::{Inner, PLACES};
-use super::schedule::{Chunk, Schedule};
+use super::memory::{PLACES, place_of};
+use super::schedule::Schedule;
 use super::table::GatherOperands;
+use super::transfer::{Transfer, wait_for};
 use crate::comm::Rank;
-use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream, order};
-use crate::symmetric::{Batch, PutOrder, SymmetricBuffer};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
+use crate::symmetric::SymmetricBuffer;
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
@@ -122,18 +123,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
 
     /// Later work of `stream` comes after all uses of the shard in the place of the next call.
     fn give(&mut self, stream: &Stream, what: &'static str) -> Result<usize> {
-        let inner = &self.of.memory.0;
-        inner.arena.check()?;
-        let turn = inner.turn();
-        let place = place_of(turn);
-        {
-            let places = inner.places();
-            let memory = places[place].local().memory();
-            memory.check_stream(&stream.0, what)?;
-            order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
-        }
+        let turn = self.of.memory.0.give(stream, what)?;
         self.given = Some(turn);
-        Ok(place)
+        Ok(place_of(turn))
     }
 
     /// Puts the shard to the other members, and multiplies what they put here, after the work on `compute` so far: the shard is written by then. Nothing is
@@ -155,7 +147,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, WHAT)?;
         self.kept.iter().try_for_each(|kept| kept.check_stream(compute, WHAT))?;
-        self.check_captures(compute)?;
+        inner.check_captures(compute, WHAT)?;
         inner.begin(turn, compute, WHAT)?;
         let done = self.enqueue(compute, &mut places, place);
         if let Err(error) = &done
@@ -165,18 +157,6 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
         }
         done
-    }
-
-    /// Both streams are in one graph, or in none.
-    fn check_captures(&self, compute: &Stream) -> Result<()> {
-        match (compute.0.capture(), self.of.memory.0.out.0.capture()) {
-            (None, None) => Ok(()),
-            (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => Ok(()),
-            _ => {
-                let why = "one of the stream and the memory's stream for copies is being captured: name both in Graph::capture".to_owned();
-                Err(Error::Invalid { what: "GatheredProduct::run", why })
-            }
-        }
     }
 
     /// One call.
@@ -189,8 +169,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             order(&compute.0, |wait_for| memory.add_use(&compute.0, false, wait_for))?;
         }
         // Before the launch that waits for the others' puts: queues of the device may be shared.
-        self.of.put(&places[place], place)?;
-        let flags = self.of.awaited(place);
+        let (transfer, schedule, size) = (self.of.transfer(), &self.of.schedule, size_of::<T>() as u64);
+        transfer.put(&places[place], place, |chunk| vec![chunk.copy(schedule.stored()[1], size)])?;
+        let flags = transfer.awaited(place);
         match &mut self.products[place] {
             Product::Fused(product) => {
                 let is_empty =
@@ -223,7 +204,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
         // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;
-        self.of.release(compute, &mut places[place], place, &flags)?;
+        transfer.release(compute, &mut places[place], place, &flags, others_of(schedule, inner.member.rank().index(), size))?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next one need not wait for `out` again.
             let shard = self.shards.as_ref().map(|shards| shards[place].memory());
@@ -236,90 +217,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     }
 }
 
-/// The place of a call.
-fn place_of(turn: u64) -> usize {
-    (turn % PLACES as u64) as usize
-}
-
-/// Later work waits for the flags.
-fn wait_for(inner: &Inner, stream: &Stream, flags: &[(u32, Rank)]) -> Result<()> {
-    let batch = inner.arena.batch(stream);
-    flags.iter().try_fold(batch, |batch, (flag, from)| batch.wait_flag(&inner.ready, *flag, *from))?.enqueue()
-}
-
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
-    /// Puts this member's shard to the others, each once it has read what was in the place.
-    fn put<'b>(&'b self, from: &'b SymmetricBuffer<u8>, place: usize) -> Result<()> {
-        let (inner, schedule) = (&self.memory.0, &self.schedule);
-        let me = inner.member.rank().index();
-        let target = |target| (inner.world_rank(target), schedule.chunks(me, schedule.position(target, me)));
-        let targets: Vec<(Rank, Vec<Chunk>)> = schedule.targets(me).map(target).collect();
-        let free = |batch: Batch<'b>, to| batch.take_back(&inner.free, place as u32, to);
-        let put = |batch: Batch<'b>, to, chunk: &Chunk| {
-            batch.put_rows(&from.peer(to)?, from.local(), chunk.copy(schedule.stored()[1], size_of::<T>() as u64))
-        };
-        let set = |batch: Batch<'b>, to, chunk: &Chunk| batch.set(&inner.ready, Inner::ready_flag(place, chunk.number), to);
-        // After all that has used the place, a graph's replay too: else FREE of that one could be taken here.
-        let memory = from.local().memory();
-        order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
-        let mut batch = inner.arena.batch(&inner.out);
-        match self.choice().order {
-            PutOrder::ByPeer | PutOrder::InStep => {
-                for (step, (to, chunks)) in targets.iter().enumerate() {
-                    if step > 0 && self.choice().order == PutOrder::InStep {
-                        batch = self.in_step(batch, place, step as u32)?;
-                    }
-                    batch = free(batch, *to)?;
-                    for chunk in chunks {
-                        batch = set(put(batch, *to, chunk)?, *to, chunk)?;
-                    }
-                }
-            }
-            PutOrder::ByChunk => {
-                batch = targets.iter().try_fold(batch, |batch, (to, _)| free(batch, *to))?;
-                for at in 0..targets.iter().map(|(_, chunks)| chunks.len()).max().unwrap_or(0) {
-                    let together = || targets.iter().filter_map(move |(to, chunks)| Some((*to, chunks.get(at)?)));
-                    batch = together().try_fold(batch, |batch, (to, chunk)| put(batch, to, chunk))?;
-                    batch = together().try_fold(batch, |batch, (to, chunk)| set(batch, to, chunk))?;
-                }
-            }
-        }
-        batch.enqueue()
-    }
-
-    /// Waits for the last chunk of what was put to this member in the step before, so that all members put in step.
-    fn in_step<'b>(&'b self, batch: Batch<'b>, place: usize, position: u32) -> Result<Batch<'b>> {
-        let (inner, schedule) = (&self.memory.0, &self.schedule);
-        let me = inner.member.rank().index();
-        let source = schedule.sources(me).find(|source| schedule.position(me, *source) == position);
-        let last = source.and_then(|source| Some((source, schedule.chunks(source, position).pop()?)));
-        match last {
-            Some((source, last)) => batch.wait_flag(&inner.ready, Inner::ready_flag(place, last.number), inner.world_rank(source)),
-            None => Ok(batch),
-        }
-    }
-
-    /// The flags of the others' chunks, in the order in which they arrive.
-    fn awaited(&self, place: usize) -> Vec<(u32, Rank)> {
-        let (inner, schedule) = (&self.memory.0, &self.schedule);
-        let me = inner.member.rank().index();
-        let of_source = |source: u32| {
-            let chunks = schedule.chunks(source, schedule.position(me, source));
-            chunks.into_iter().map(move |chunk| (Inner::ready_flag(place, chunk.number), inner.world_rank(source)))
-        };
-        schedule.sources(me).flat_map(of_source).collect()
-    }
-
-    /// Tells the others that what they put has been read.
-    fn release(&self, compute: &Stream, of: &mut SymmetricBuffer<u8>, place: usize, flags: &[(u32, Rank)]) -> Result<()> {
-        let (inner, schedule) = (&self.memory.0, &self.schedule);
-        let me = inner.member.rank().index();
-        if compute.0.runtime.kind() == Kind::Emulated {
-            others_of(schedule, me, size_of::<T>() as u64).into_iter().try_for_each(|range| of.discard(compute, range))?;
-        }
-        let batch = inner.arena.batch(compute);
-        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
-        inner.others().try_fold(batch, |batch, other| batch.set(&inner.free, place as u32, other))?.enqueue()
+    fn transfer(&self) -> Transfer<'_> {
+        Transfer { inner: &self.memory.0, schedule: &self.schedule, order: self.choice().order }
     }
 }
 

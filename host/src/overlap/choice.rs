@@ -26,6 +26,8 @@ pub struct Rates {
     pub beside: f64,
     /// How much longer a put takes beside a product.
     pub put_beside: f64,
+    /// Bytes a microsecond that kernels that dequantize read and write.
+    pub dequantize: f64,
     /// Microseconds of the host for a call by each method: what a call takes at least where it is not in a graph.
     pub host: HostTimes,
     /// Multiprocessors of a device.
@@ -44,7 +46,7 @@ pub struct HostTimes {
 }
 
 impl Rates {
-    /// Measured on H200s of one host, by puts alone and by gathered products (docs/performance/overlap.md).
+    /// Measured on H200s of one host, by puts alone, by gathered products (docs/performance/overlap.md) and by kernels that dequantize (docs/performance/mxfp8.md, nvfp4.md).
     pub const H200: Self = Self {
         put: 385_000.0,
         start: 3.0,
@@ -52,6 +54,7 @@ impl Rates {
         wait: 4.0,
         beside: 1.03,
         put_beside: 1.09,
+        dequantize: 4_000_000.0,
         host: HostTimes { fused: 50.0, chunked: 43.0, sequential: 37.0 },
         multiprocessors: 132,
     };
@@ -64,6 +67,8 @@ pub struct Predicted {
     pub product: f64,
     /// The copies alone.
     pub wire: f64,
+    /// The kernels that dequantize the whole operand; 0 of one that travels as its elements.
+    pub dequantize: f64,
     /// [`Method::Fused`].
     pub fused: Option<f64>,
     /// [`Method::Chunked`].
@@ -123,7 +128,13 @@ impl AllGatherConfig {
         self.overlap.check(rates.multiprocessors).map_err(invalid)?;
         let product = self.product(ranks)?;
         self.check_kept::<O>(&product).map_err(invalid)?;
+        self.check_format::<T>().map_err(invalid)?;
+        if let Some(format) = self.format {
+            format.parts(self.gathered())?;
+        }
         let has_model = wgmma.is_ok();
+        let dequantizes = |format| format!("kernels that dequantize {format} would need multiprocessors that a kernel that waits holds");
+        let wgmma = self.format.map_or(wgmma, |format| Err(dequantizes(format)));
         let fused = match wgmma.and_then(|()| self.find_fused::<T, O>(&product)) {
             Ok(tiles) if ranks == WorldSize::ONE => Err(format!("one rank gathers nothing, and {} would wait for nothing", tiles[0].1)),
             Ok(tiles) => Ok(self.fastest_fused::<T, O>(ranks, rates, &product, &tiles)),
@@ -137,14 +148,22 @@ impl AllGatherConfig {
             Gathers::SumOfA | Gathers::SumOfB => Err("the parts of a sum would be added up in the result's type".to_owned()),
         };
         let alone = product.predicted::<T, O>(rates.multiprocessors).filter(|_| has_model);
+        let (whole, chunked_pieces) =
+            (self.pieces::<T, O>(ranks, rates, &product, false), self.pieces::<T, O>(ranks, rates, &product, true));
         let predicted = alone.map(|alone| {
-            let wire = self.wire::<T, O>(ranks, rates);
+            let (wire, dequantize) = (self.wire::<T, O>(ranks, rates), self.dequantize(ranks, rates) * f64::from(ranks.get()));
             let fused = fused.as_ref().ok().map(|fused| fused.2.max(rates.host.fused));
-            let chunked = chunked.as_ref().ok().and_then(|()| self.chunked::<T, O>(ranks, rates, &product));
+            let chunked = chunked.as_ref().ok().and_then(|()| match chunked_pieces {
+                Some((_, time)) => Some(time),
+                None => self.chunked::<T, O>(ranks, rates, &product),
+            });
             let chunked = chunked.map(|chunked| chunked.max(rates.host.chunked));
-            let sequential =
-                if ranks == WorldSize::ONE { alone } else { (wire + rates.wait + alone * rates.beside).max(rates.host.sequential) };
-            Predicted { product: alone, wire, fused, chunked, sequential }
+            let sequential = match whole {
+                Some((_, time)) => time.max(rates.host.sequential),
+                None if ranks == WorldSize::ONE => alone,
+                None => (wire + rates.wait + alone * rates.beside).max(rates.host.sequential),
+            };
+            Predicted { product: alone, wire, dequantize, fused, chunked, sequential }
         });
         let refusals = [(Method::Fused, fused.as_ref().err()), (Method::Chunked, chunked.as_ref().err())];
         let refused: Vec<_> = refusals.into_iter().filter_map(|(method, why)| Some((method, why?.clone()))).collect();
@@ -159,10 +178,16 @@ impl AllGatherConfig {
         };
         let (cut, tile) = match (method, &fused) {
             (Method::Fused, Ok((cut, tile, _))) => (*cut, Some(*tile)),
-            _ => (Cut::WHOLE, None),
+            (Method::Chunked, _) => (chunked_pieces.map_or(self.whole_or_asked(), |(cut, _)| cut), None),
+            _ => (whole.map_or(self.whole_or_asked(), |(cut, _)| cut), None),
         };
         let order = self.order::<T, O>(ranks);
         Ok(OverlapChoice { method, cut, order, tile, why, refused, predicted })
+    }
+
+    /// Shards as a stream waits for them: in one piece, but where they are dequantized in as many as are asked for.
+    fn whole_or_asked(&self) -> Cut {
+        self.overlap.cut.filter(|_| self.format.is_some()).unwrap_or(Cut::WHOLE)
     }
 
     /// Whether a shard is rows of the gathered matrix as it is stored.
@@ -184,19 +209,34 @@ impl AllGatherConfig {
         }
     }
 
+    /// The time of the kernels that dequantize one shard.
+    pub(super) fn dequantize(&self, ranks: WorldSize, rates: &Rates) -> f64 {
+        let [rows, columns] = self.gathered();
+        let rows = rows.div_ceil(ranks.get().into());
+        let narrow = self.format.and_then(|format| format.parts([rows, columns]).ok());
+        narrow.map_or(0.0, |parts| (parts.bytes as f64 + 2.0 * rows as f64 * columns as f64) / rates.dequantize)
+    }
+
     /// The bytes that the gathered operand takes of an [`OverlapMemory`](super::OverlapMemory).
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// [`Error::TooLarge`]; [`Error::Invalid`] for rows that the format cannot hold.
     pub fn bytes<T: GatherOperands<O>, O: 'static>(&self) -> Result<u64> {
         let [gathered, other] = self.gathered();
+        if let Some(format) = self.format {
+            return Ok(format.parts([gathered, other])?.bytes);
+        }
         let bytes = gathered.checked_mul(other).and_then(|len| len.checked_mul(T::BYTES));
         bytes.ok_or(Error::TooLarge { what: "AllGatherConfig", count: gathered.saturating_mul(other), element_bytes: T::BYTES })
     }
 
     pub(super) fn shard_bytes<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> u64 {
         let [gathered, other] = self.gathered();
-        gathered.div_ceil(ranks.get().into()).saturating_mul(other).saturating_mul(T::BYTES)
+        let rows = gathered.div_ceil(ranks.get().into());
+        match self.format.and_then(|format| format.parts([rows, other]).ok()) {
+            Some(parts) => rows * (parts.row[0] + parts.row[1]),
+            None => rows.saturating_mul(other).saturating_mul(T::BYTES),
+        }
     }
 
     pub(super) fn order<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize) -> PutOrder {
@@ -206,7 +246,8 @@ impl AllGatherConfig {
     /// The schedule of a cut. Slabs are of the sum: where that is gathered, there are panels alone.
     pub(super) fn schedule<T: GatherOperands<O>, O: 'static>(&self, ranks: WorldSize, cut: Cut) -> Schedule {
         let by_sum = self.gathers != Gathers::Rows;
-        let cut = if by_sum { Cut { slabs: 1, ..cut } } else { cut };
+        // Codes and scales are of whole rows.
+        let cut = if by_sum || self.format.is_some() { Cut { slabs: 1, halving: false, ..cut } } else { cut };
         Schedule::new(ranks.get(), self.gathered(), [self.shards_are_rows(), by_sum], cut, T::STEP)
     }
 

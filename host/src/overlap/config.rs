@@ -4,6 +4,7 @@ use std::any::TypeId;
 
 use oxtile_tile::num::bf16;
 
+use super::format::GatheredFormat;
 use super::sizes::{Global, Local, Split};
 use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig};
@@ -106,6 +107,8 @@ pub struct AllGatherConfig {
     /// Whether the input of the activation is kept, as it is stored, for its gradient: [`bind_keeping`](super::AllGatherGemm::bind_keeping) then takes where. The result is the activation of
     /// what is stored. For bf16 results, with [`Activation::Gelu`], without `beta`, and with a multiple of 8 columns a rank. The times of the model leave it out.
     pub keeps_input: bool,
+    /// The format in which the operand travels, to be dequantized where it arrives ([`QuantizedAllGatherGemm`](super::QuantizedAllGatherGemm)); none: its elements do. For rows of `A`.
+    pub format: Option<GatheredFormat>,
     /// How it overlaps.
     pub overlap: OverlapConfig,
 }
@@ -115,7 +118,12 @@ impl AllGatherConfig {
     pub fn new(sizes: Global) -> Self {
         let GemmConfig { transpose_a, transpose_b, alpha, beta, activation, .. } = GemmConfig::default();
         let (gathers, overlap) = (Gathers::default(), OverlapConfig::default());
-        Self { sizes, gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input: false, overlap }
+        Self { sizes, gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input: false, format: None, overlap }
+    }
+
+    /// The same of an operand that travels in a format.
+    pub fn travelling(self, format: GatheredFormat) -> Self {
+        Self { format: Some(format), ..self }
     }
 
     /// What one rank multiplies, once its operand is gathered.
@@ -148,6 +156,24 @@ impl AllGatherConfig {
         }
     }
 
+    /// Why the operand cannot travel in its format, if it has one.
+    pub(super) fn check_format<T: 'static>(&self) -> Result<(), String> {
+        let Some(format) = self.format else { return Ok(()) };
+        if TypeId::of::<T>() != TypeId::of::<bf16>() {
+            Err(format!("{format} is dequantized to bf16: take bf16 elements"))
+        } else if self.gathers != Gathers::Rows || self.transpose_a {
+            Err(format!(
+                "{format} is gathered by rows of A that are stored as [m, k]: leave gathers and transpose_a as they are, or gather bf16"
+            ))
+        } else if self.keeps_input {
+            Err(format!(
+                "the input of GELU is kept of operands that travel as they are, not of {format}: take Activation::Identity, and GELU after the product"
+            ))
+        } else {
+            Ok(())
+        }
+    }
+
     /// The product of one rank on the gathered operand.
     ///
     /// # Errors
@@ -169,9 +195,9 @@ mod tests {
         let OverlapConfig { method, cut, order, margin } = OverlapConfig::default();
         assert_eq!((method, cut, order, margin), (None, None, None, 0));
         let sizes = Global { m: 1, n: 2, k: 3 };
-        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input, overlap, .. } =
+        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input, format, overlap, .. } =
             AllGatherConfig::new(sizes);
-        assert_eq!((gathers, transpose_a, transpose_b, keeps_input), (Gathers::Rows, false, false, false));
+        assert_eq!((gathers, transpose_a, transpose_b, keeps_input, format), (Gathers::Rows, false, false, false, None));
         assert_eq!((alpha, beta, activation, overlap), (1.0, 0.0, Activation::Identity, OverlapConfig::default()));
     }
 }

@@ -12,6 +12,7 @@ use super::call::GatheredProduct;
 use super::choice::{OverlapChoice, Rates};
 use super::config::{AllGatherConfig, Gathers, Method};
 use super::memory::{Inner, OverlapMemory, PLACES};
+use super::products::ShardProducts;
 use super::schedule::{Schedule, banded};
 use super::table::{GatherOperands, GatheredKernel, Instance, Order, Waiting};
 use crate::choice::Entry;
@@ -80,16 +81,8 @@ pub struct AllGatherGemm<T: GatherOperands<O>, O: 'static> {
 
 /// What multiplies.
 enum Work<T: GatherOperands<O>, O: 'static> {
-    Fused {
-        kernel: Box<dyn Instance<T, O>>,
-        tiles: Buffer<u32>,
-        flags: Buffer<u32>,
-    },
-    /// A product for each shard, by members: of whole shards, and of the one that is cut short.
-    Chunked {
-        whole: Gemm<T, O>,
-        last: Gemm<T, O>,
-    },
+    Fused { kernel: Box<dyn Instance<T, O>>, tiles: Buffer<u32>, flags: Buffer<u32> },
+    Chunked(ShardProducts<T, O>),
     Sequential(Gemm<T, O>),
 }
 
@@ -110,11 +103,11 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         const WHAT: &str = "AllGatherGemm::new";
         let inner = &memory.0;
         let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
-        let needed = config.bytes::<T, O>()?;
-        if needed > memory.bytes() {
-            let why = format!("a gathered operand of {needed} bytes for a memory of {}: take the most of all layers", memory.bytes());
+        if let Some(format) = config.format {
+            let why = format!("the configuration's operand travels as {format}: take QuantizedAllGatherGemm");
             return Err(Error::Invalid { what: WHAT, why });
         }
+        memory.check_room(WHAT, config.bytes::<T, O>()?)?;
         let rates = Rates { multiprocessors: device.limits().multiprocessors, ..Rates::H200 };
         let choice = config.choose_where::<T, O>(ranks, &rates, wgmma_of(device.capability()))?;
         let (schedule, product) = (config.schedule::<T, O>(ranks, choice.cut), config.product(ranks)?);
@@ -141,12 +134,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 let flags = Buffer::from_slice(stream, &flags_of(inner, &schedule))?;
                 Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags }
             }
-            (Method::Chunked, _) => {
-                let rows = (0..ranks.get()).map(|of| schedule.shard(of)).map(|shard| shard.end - shard.start);
-                let last = rows.filter(|rows| (1..schedule.extent()).contains(rows)).max();
-                let of = |m| Gemm::new(&runtime, GemmConfig { m, ..alone });
-                Work::Chunked { whole: of(schedule.extent())?, last: of(last.unwrap_or(0))? }
-            }
+            (Method::Chunked, _) => Work::Chunked(ShardProducts::new(&runtime, &schedule, alone)?),
             _ => Work::Sequential(Gemm::new(&runtime, alone)?),
         };
         let len = config.gathered().iter().product();
@@ -154,7 +142,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
         let OverlapChoice { cut, order, .. } = &choice;
         let note = format!("{config:?} of {elements} into {results} in {:?}, cut {cut:?}, puts {order:?}", inner.member.team());
-        inner.arena.note(&Self::name(inner, number), &note)?;
+        inner.arena.note(&inner.operation(number), &note)?;
         let (memory, places) = (memory.clone(), [0, 1].map(|place| inner.place(place, len)));
         Ok(Self { memory, config, choice, schedule, product, work, activate, places, number, note })
     }
@@ -246,7 +234,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         if let Some(bias) = operands.bias {
             Error::check_length("AllGatherGemm::bind, bias", n, bias.len())?;
         }
-        inner.arena.compare_notes(&Self::name(inner, self.number), self.number, &self.note, inner.others())?;
+        inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
         let products = [0, 1].map(|place| self.bind_place(stream, place, operands, kept.as_mut(), &mut d));
         let [first, second] = products;
@@ -315,26 +303,11 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 };
                 Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()), input.map(again))?)
             }
-            Work::Chunked { whole, last } => {
+            Work::Chunked(products) => {
                 let GemmConfig { n, k, .. } = self.product;
-                let of_member = |member: u32| {
-                    let shard = self.schedule.shard(member);
-                    if shard.is_empty() {
-                        return Ok(Bound::in_turn(Vec::new()));
-                    }
-                    let gemm = if shard.end - shard.start == self.schedule.extent() { whole } else { last };
-                    let rows = gathered.slice(shard.start * k, shard.end * k);
-                    let (_, d) = d().split_at(shard.start * n);
-                    let (d, _) = d.split_at((shard.end - shard.start) * n);
-                    gemm.bind_matrices(stream, matrices(rows, d))
-                };
-                Product::Chunked((0..self.schedule.members).map(of_member).collect::<Result<_>>()?)
+                Product::Chunked(products.bind(stream, &self.schedule, [n, k], gathered, d, matrices)?)
             }
         })
-    }
-
-    fn name(inner: &Inner, number: u64) -> String {
-        format!("overlap in allocation {}, operation {number}", inner.ready.number())
     }
 }
 

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use oxtile_tile::arrivals::WaitsArgument;
-use oxtile_tile::num::Pod;
+use oxtile_tile::num::{Pod, bf16};
 
 use super::config::Cut;
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Buffer, Error, Result, Stream, order};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 
 /// Memory of an arena in which a team gathers, lent to all operations of a model: two places, which the calls take in turn, so that the next operand
@@ -32,6 +32,8 @@ pub(super) struct Inner {
     /// Set by who has read a place.
     pub free: Flags,
     state: Mutex<State>,
+    /// The largest operand that is dequantized.
+    wide: Mutex<Option<Buffer<bf16>>>,
 }
 
 #[derive(Default)]
@@ -46,6 +48,11 @@ struct State {
 
 /// Places that are taken in turn.
 pub(super) const PLACES: usize = 2;
+
+/// The place of a call.
+pub(super) fn place_of(turn: u64) -> usize {
+    (turn % PLACES as u64) as usize
+}
 
 impl OverlapMemory {
     /// Takes two places of `bytes` bytes for a member of a team of the arena's world, and flags. Every rank takes as much, in one order with all else, also one
@@ -63,8 +70,17 @@ impl OverlapMemory {
         let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("gathered operand was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
-        let (places, state) = (Mutex::new(places), Mutex::default());
-        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state })))
+        let (places, state, wide) = (Mutex::new(places), Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state, wide })))
+    }
+
+    /// Fails unless a gathered operand of so many bytes fits a place.
+    pub(super) fn check_room(&self, what: &'static str, needed: u64) -> Result<()> {
+        if needed <= self.bytes() {
+            return Ok(());
+        }
+        let why = format!("a gathered operand of {needed} bytes for a memory of {}: take the most of all layers", self.bytes());
+        Err(Error::Invalid { what, why })
     }
 
     /// The bytes of each place.
@@ -86,6 +102,11 @@ impl Inner {
         state.operations - 1
     }
 
+    /// The name of an operation, by which members compare what they made.
+    pub fn operation(&self, number: u64) -> String {
+        format!("overlap in allocation {}, operation {number}", self.ready.number())
+    }
+
     /// Before the first call: all places of this rank are empty. Meets all ranks.
     pub fn open(&self, stream: &Stream) -> Result<()> {
         let mut state = lock(&self.state);
@@ -101,6 +122,42 @@ impl Inner {
     /// The number of the next call.
     pub fn turn(&self) -> u64 {
         lock(&self.state).turn
+    }
+
+    /// Gives out the place of the next call: later work of `stream` comes after all uses of it. Returns the call's number.
+    pub fn give(&self, stream: &Stream, what: &'static str) -> Result<u64> {
+        self.arena.check()?;
+        let turn = self.turn();
+        let places = self.places();
+        let memory = places[place_of(turn)].local().memory();
+        memory.check_stream(&stream.0, what)?;
+        order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
+        Ok(turn)
+    }
+
+    /// Fails unless both streams are in one graph, or in none.
+    pub fn check_captures(&self, compute: &Stream, what: &'static str) -> Result<()> {
+        match (compute.0.capture(), self.out.0.capture()) {
+            (None, None) => Ok(()),
+            (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => Ok(()),
+            _ => {
+                let why = "one of the stream and the memory's stream for copies is being captured: name both in Graph::capture".to_owned();
+                Err(Error::Invalid { what, why })
+            }
+        }
+    }
+
+    /// Room for a gathered operand that is dequantized, which all operations share: the calls come one after another.
+    pub fn dequantized(&self, stream: &Stream, len: u64) -> Result<Buffer<bf16>> {
+        let mut wide = lock(&self.wide);
+        let room = match wide.take() {
+            Some(room) if room.len() >= len => room,
+            _ => Buffer::uninitialised(stream, len)?,
+        };
+        let memory = Arc::clone(room.memory());
+        *wide = Some(room);
+        // SAFETY: so many elements lie there, as was looked at.
+        Ok(unsafe { Buffer::of(memory, len) })
     }
 
     /// Begins call `turn` on a stream, after the calls before it.

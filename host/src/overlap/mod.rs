@@ -2,7 +2,7 @@
 //! first reads the chunk. A stream tells the other ranks when the operand has been read.
 //!
 //! [`AllGatherGemm`] gathers an operand from all members of a team while it multiplies. Which [`Method`] it takes is
-//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it.
+//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -12,23 +12,35 @@
 //! | `schedule` | which chunk travels when, which tile is computed when |
 //! | `memory` | where operands are gathered, and the flags of their chunks |
 //! | `table` | the kernels that wait, and matrices bound to them |
+//! | `products` | a product for each shard |
 //! | `gathered` | all-gather and product: made, and bound |
 //! | `call` | one call of it |
+//! | `transfer` | a call's copies to the others, and their flags |
+//! | `format` | formats in which an operand travels as codes and scales |
+//! | `quantized`, `quantized_call` | all-gather of codes and scales, and product |
 
 mod call;
 mod choice;
 mod config;
+mod format;
 mod gathered;
 mod memory;
 mod model;
+mod products;
+mod quantized;
+mod quantized_call;
 mod schedule;
 mod sizes;
 mod table;
+mod transfer;
 
 pub use call::GatheredProduct;
 pub use choice::{HostTimes, OverlapChoice, Predicted, Rates};
 pub use config::{AllGatherConfig, Cut, Gathers, Method, OverlapConfig};
+pub use format::{GatherFormat, GatheredFormat};
 pub use gathered::AllGatherGemm;
 pub use memory::OverlapMemory;
+pub use quantized::QuantizedAllGatherGemm;
+pub use quantized_call::QuantizedProduct;
 pub use sizes::{Global, Local, Split};
 pub use table::GatherOperands;

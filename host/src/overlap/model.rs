@@ -91,7 +91,9 @@ impl AllGatherConfig {
                 let [start, end] = [of.start, of.end].map(|unit| (unit * schedule.unit).min(schedule.other));
                 bytes * (end - start) as f64 / schedule.other.max(1) as f64 / put
             };
-            now += rates.start + chunks.iter().map(share).sum::<f64>() + rates.flag;
+            // Codes and scales are two copies.
+            let copies = if self.format.is_some() { 2.0 } else { 1.0 };
+            now += copies * rates.start + chunks.iter().map(share).sum::<f64>() + rates.flag;
             for (position, panel, slab) in chunks {
                 let of = schedule.units_of(position, panel, slab);
                 there[position as usize][panel as usize][of.start as usize..of.end as usize].fill(now);
@@ -172,5 +174,38 @@ impl AllGatherConfig {
         Some(times.fold(0.0, |now: f64, (position, times)| {
             now.max(times[0][0] + if position == 0 { 0.0 } else { rates.wait }) + one * rates.beside
         }))
+    }
+
+    /// The fastest cut of an operand that is dequantized a panel at a time, and the time with it: of a product after the whole gather, or for each shard. None of an operand that travels as its elements, and
+    /// where there is no model.
+    pub(super) fn pieces<T: GatherOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        product: &GemmConfig,
+        is_chunked: bool,
+    ) -> Option<(Cut, f64)> {
+        self.format?;
+        let alone = product.predicted::<T, O>(rates.multiprocessors)?;
+        let shard = GemmConfig { m: product.m.div_ceil(ranks.get().into()), ..*product };
+        let of_shard = if is_chunked { shard.predicted::<T, O>(rates.multiprocessors)? * rates.beside } else { 0.0 };
+        let after = match (is_chunked, ranks) {
+            (true, _) => 0.0,
+            (false, WorldSize::ONE) => alone,
+            (false, _) => alone * rates.beside,
+        };
+        let put = self.put_beside::<T, O>(ranks, rates, if is_chunked { alone } else { 0.0 });
+        let dequantize = self.dequantize(ranks, rates);
+        let time = |cut: Cut| {
+            let schedule = self.schedule::<T, O>(ranks, cut);
+            let there = self.arrivals::<T, O>(ranks, rates, put, &schedule);
+            let of_panel = dequantize / f64::from(schedule.cut.panels);
+            let shards = there.iter().skip(1);
+            let arrive = |now: f64, panel: &Vec<f64>| now.max(panel.first().copied().unwrap_or(0.0) + rates.wait) + of_panel;
+            shards.fold(dequantize + of_shard, |now, panels| panels.iter().fold(now, arrive) + of_shard) + after
+        };
+        let panels = |panels| Cut { panels, ..Cut::WHOLE };
+        let cuts = self.overlap.cut.map_or([1, 2, 4].map(panels).to_vec(), |cut| vec![cut]);
+        cuts.into_iter().map(|cut| (cut, time(cut))).min_by(|a, b| a.1.total_cmp(&b.1))
     }
 }

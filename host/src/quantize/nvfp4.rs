@@ -39,7 +39,7 @@ use super::format::{Direction, Format, Nvfp4Format};
 use super::layout::{Compact, Interleaved};
 use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4Tensor;
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 pub use oxtile_kernels::nvfp4::encode_scale;
@@ -95,6 +95,11 @@ impl<T: Nvfp4Number> Nvfp4<T> {
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
         Ok(Self { amax: Amax::new(runtime)?, cast: runtime.load()?, cast_interleaved: runtime.load()?, dequantize: runtime.load()? })
+    }
+
+    /// Loads the kernel that dequantizes on a device, so that a graph can hold its first launch.
+    pub(crate) fn prepare_dequantize(&self, device: &Device) -> Result<()> {
+        self.dequantize.prepare(device)
     }
 
     /// Quantizes a matrix into new buffers: finds its amax, then casts. The amax stays on the device.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use oxtile_kernels::thd as kernels;
-use oxtile_kernels::thd::{PartitionIndicesArgs, ReorderArgs, ReorderNumbersArgs};
+use oxtile_kernels::thd::{Numbers, PartitionIndicesArgs, ReorderArgs, ReorderNumbersArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
@@ -128,7 +128,15 @@ impl Reorder {
         to_natural: bool,
     ) -> Result<()> {
         let [rows, heads] = [narrow("Reorder", "rows", source.len().checked_div(heads).unwrap_or(0))?, narrow("Reorder", "heads", heads)?];
-        let args = ReorderNumbersArgs { source, target, cu_seqlens_padded, share: self.share, teams: self.teams, rows, heads, to_natural };
+        let args = ReorderNumbersArgs {
+            source,
+            target,
+            cu_seqlens_padded,
+            share: self.share,
+            teams: self.teams,
+            size: Numbers { heads, rows },
+            to_natural,
+        };
         self.numbers.launch(stream, args)
     }
 

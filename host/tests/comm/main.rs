@@ -10,6 +10,7 @@
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
+//! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
@@ -68,6 +69,7 @@ mod overlap_bugs;
 mod overlap_calls;
 mod overlap_kept;
 mod overlap_model;
+mod overlap_quantized;
 mod overlap_requirements;
 mod overlap_usage;
 mod places;

@@ -79,11 +79,16 @@ impl Case {
 
     /// What a rank's result is to be in each round: by the plain product.
     pub fn expected(&self, method: Method, rank: u32) -> Result<Vec<Vec<u16>>> {
+        self.expected_of(method, rank, &(0..ROUNDS).map(|round| self.operand(round)).collect::<Vec<_>>())
+    }
+
+    /// The same of gathered operands.
+    pub fn expected_of(&self, method: Method, rank: u32, operands: &[Vec<Half>]) -> Result<Vec<Vec<u16>>> {
         let (runtime, config) = (Runtime::emulated(1)?, self.product());
         let stream = runtime.device(0)?.stream()?;
         let extent = config.m.div_ceil(self.ranks.into());
-        let of_round = |round| {
-            let (gathered, weight) = (self.operand(round), self.weight(rank));
+        let of_operand = |operand: &Vec<Half>| {
+            let (gathered, weight) = (operand.clone(), self.weight(rank));
             let (a, b) = if self.config.gathers == Gathers::SumOfB { (weight, gathered) } else { (gathered, weight) };
             let rows = |rows: std::ops::Range<u64>| a[(rows.start * config.k) as usize..(rows.end * config.k) as usize].to_vec();
             match method {
@@ -102,7 +107,7 @@ impl Case {
                 }
             }
         };
-        (0..ROUNDS).map(of_round).collect()
+        operands.iter().map(of_operand).collect()
     }
 
     /// Operands of which the sum begins with the rank's own part, in whole steps of 64.

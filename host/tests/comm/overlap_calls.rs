@@ -99,9 +99,9 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 #[test]
 fn other_operations_on_other_ranks_are_refused() -> Result<()> {
     let config = by(Method::Fused, Some(cut(1, 2)), [72, 32, 136]);
-    // A field more is a member more of this list.
-    let AllGatherConfig { sizes: _, gathers: _, transpose_a: _, transpose_b: _, alpha: _, beta: _, activation: _, keeps_input: _, overlap } =
-        config;
+    // A field more is a member more of this list, or, of formats, of that in `overlap_quantized`.
+    #[rustfmt::skip]
+    let AllGatherConfig { sizes: _, gathers: _, transpose_a: _, transpose_b: _, alpha: _, beta: _, activation: _, keeps_input: _, format: _, overlap } = config;
     let OverlapConfig { method: _, cut: _, order: _, margin: _ } = overlap;
     let cut_by = |cut| AllGatherConfig { overlap: OverlapConfig { cut: Some(cut), ..overlap }, ..config };
     let others = [

@@ -12,6 +12,7 @@ use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Global, Method, Overl
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 
+use crate::gathered_forms;
 use crate::soak::{Length, goes_on};
 use crate::values::values;
 use crate::watch::{doing, settle};
@@ -23,7 +24,7 @@ const REPLAYS: [u64; 3] = [1000, 100, 4];
 const SMALL: u64 = 1 << 12;
 
 /// Shards in so many panels of so many slabs each.
-const fn cut(panels: u32, slabs: u32) -> Cut {
+pub const fn cut(panels: u32, slabs: u32) -> Cut {
     Cut { panels, slabs, halving: false, last_only: false }
 }
 
@@ -33,20 +34,20 @@ const fn last(panels: u32, slabs: u32) -> Cut {
 }
 
 /// By rows of a row-major operand.
-fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
+pub fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
     let overlap = OverlapConfig { method: Some(method), cut: Some(cut), ..OverlapConfig::default() };
     AllGatherConfig { overlap, ..AllGatherConfig::new(Global { m, n, k }) }
 }
 
 /// A rank of a program.
-struct Side {
-    rank: Rank,
-    world: WorldSize,
-    arena: Arena,
-    runtime: Runtime,
-    compute: Stream,
-    out: Stream,
-    memory: OverlapMemory,
+pub struct Side {
+    pub rank: Rank,
+    pub world: WorldSize,
+    pub arena: Arena,
+    pub runtime: Runtime,
+    pub compute: Stream,
+    pub out: Stream,
+    pub memory: OverlapMemory,
 }
 
 impl Side {
@@ -70,7 +71,7 @@ impl Side {
     }
 
     /// The elements of this rank's shard.
-    fn shard<'v>(&self, operand: &'v [Half], k: u64) -> &'v [Half] {
+    pub fn shard<'v>(&self, operand: &'v [Half], k: u64) -> &'v [Half] {
         let rows = operand.len() as u64 / k;
         let extent = rows.div_ceil(self.world.get().into());
         let [start, end] = [0, 1].map(|after| ((u64::from(self.rank.index()) + after) * extent).min(rows) * k);
@@ -93,11 +94,12 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     for config in configs.into_iter().filter(|config| world > 1 || config.overlap.method == Some(Method::Sequential)) {
         compare(&side, config)?;
     }
+    gathered_forms::compare(&side)?;
     side.close()
 }
 
 /// The plain product that has the same bits.
-fn plain(runtime: &Runtime, product: GemmConfig, method: Method) -> Result<Gemm<bf16, bf16>> {
+pub fn plain(runtime: &Runtime, product: GemmConfig, method: Method) -> Result<Gemm<bf16, bf16>> {
     match method {
         // Its tiles are whole.
         Method::Fused => {
@@ -171,7 +173,7 @@ fn compare(side: &Side, config: AllGatherConfig) -> Result<()> {
 }
 
 /// Pairs of elements.
-fn words(values: &[Half]) -> Vec<u32> {
+pub fn words(values: &[Half]) -> Vec<u32> {
     values.chunks(2).map(|pair| u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16).collect()
 }
 

@@ -73,8 +73,7 @@ fn reorder_numbers(device: &Device) -> Result<Vec<u32>, Outcome> {
         cu_seqlens_padded: sums,
         share: SHARE,
         teams: 1,
-        rows: ROWS,
-        heads,
+        size: Numbers { heads, rows: ROWS },
         to_natural: true,
     };
     device.launch::<ReorderNumbers>(args)?;

@@ -42,7 +42,7 @@ pub use number::Mxfp8Number;
 use crate::quantize::format::Direction;
 use crate::quantize::layout::Compact;
 use crate::quantize::tensor::{Mxfp8Pair, Mxfp8Tensor};
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// The casts between `T` and MXFP8 with elements `Q`.
@@ -75,6 +75,12 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
             dequantize_columns: runtime.load()?,
             dequantize_ragged_columns: runtime.load()?,
         })
+    }
+
+    /// Loads the kernels that dequantize rows on a device, so that a graph can hold their first launch.
+    pub(crate) fn prepare_dequantize(&self, device: &Device) -> Result<()> {
+        self.dequantize_rows.prepare(device)?;
+        self.dequantize_ragged_rows.prepare(device)
     }
 
     /// Quantizes a matrix into new buffers.

@@ -1,0 +1,153 @@
+//! A product of gathered codes and scales bound to its operands, and one call of it.
+
+use std::fmt;
+
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::{Pod, bf16};
+
+use super::format::GatherFormat;
+use super::memory::{PLACES, place_of};
+use super::quantized::{Piece, Products, QuantizedAllGatherGemm};
+use super::table::GatherOperands;
+use super::transfer::wait_for;
+use crate::quantize::QuantizedTensor;
+use crate::runtime::{Error, Result, Stream};
+use crate::symmetric::SymmetricBuffer;
+
+/// A product of gathered codes and scales bound to its operands. Made by [`QuantizedAllGatherGemm::bind`].
+pub struct QuantizedProduct<'a, F: GatherFormat, O: Pod>
+where
+    bf16: GatherOperands<O>,
+{
+    of: &'a QuantizedAllGatherGemm<F, O>,
+    result: DeviceView<'a, O>,
+    products: Products<'a>,
+    /// Of each place: the own shard, then the others' chunks as they arrive.
+    pieces: [Vec<Piece<F>>; PLACES],
+    /// The call that the shard was handed out for.
+    given: Option<u64>,
+}
+
+impl<'a, F: GatherFormat, O: Pod> QuantizedProduct<'a, F, O>
+where
+    bf16: GatherOperands<O>,
+{
+    pub(super) fn new(
+        of: &'a QuantizedAllGatherGemm<F, O>,
+        result: DeviceView<'a, O>,
+        products: Products<'a>,
+        pieces: [Vec<Piece<F>>; PLACES],
+    ) -> Self {
+        Self { of, result, products, pieces, given: None }
+    }
+
+    /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
+    pub fn result(&self) -> DeviceView<'_, O> {
+        self.result
+    }
+
+    /// The gathered operand in bf16, for kernels that are launched after a [call](Self::run) and before the next call of any operation on the same memory: for the gradient of the weight.
+    pub fn gathered(&self) -> DeviceView<'_, bf16> {
+        self.of.wide.view()
+    }
+
+    /// This member's shard of the gathered operand, in the place of the next call: have a cast write all codes and scales of it, and of NVFP4 the amax that all members agreed on, by work on `stream`, then
+    /// [run](Self::run) the product. What was there before is not kept. May be captured.
+    ///
+    /// # Errors
+    /// What ended the arena.
+    pub fn shard(&mut self, stream: &Stream) -> Result<&mut QuantizedTensor<F>> {
+        let turn = self.of.memory.0.give(stream, "QuantizedProduct::shard")?;
+        self.given = Some(turn);
+        Ok(&mut self.pieces[place_of(turn)][0].tensor)
+    }
+
+    /// Puts the shard to the other members, dequantizes what they put here, and multiplies it, after the work on `compute` so far: the shard is written by then. Nothing is waited for on the host, and
+    /// nothing is allocated. The result is there after the work that this enqueues on `compute`. May be captured.
+    ///
+    /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a shard that was not written for this call; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    pub fn run(&mut self, compute: &Stream) -> Result<()> {
+        const WHAT: &str = "QuantizedProduct::run";
+        let inner = &self.of.memory.0;
+        let Some(turn) = self.given.take() else {
+            let why = "the shard of this call was not written: write what QuantizedProduct::shard gives, before each call".to_owned();
+            return Err(Error::Invalid { what: WHAT, why });
+        };
+        let place = place_of(turn);
+        let mut places = inner.places();
+        // Whatever can be refused is refused before the others hear of the call.
+        places[place].local().check_stream(compute, WHAT)?;
+        inner.check_captures(compute, WHAT)?;
+        inner.begin(turn, compute, WHAT)?;
+        let done = self.enqueue(compute, &mut places[place], place);
+        if let Err(error) = &done
+            && !compute.is_capturing()
+        {
+            // The others go on with this call, which did not come about here. What is returned is why.
+            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
+        }
+        done
+    }
+
+    /// One call.
+    fn enqueue(&mut self, compute: &Stream, from: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
+        let Self { of, products, pieces, .. } = self;
+        let (inner, transfer, me) = (&of.memory.0, of.transfer(), of.memory.member().rank().index());
+        transfer.put(from, place, |chunk| of.parts.copies(chunk))?;
+        let pieces = &pieces[place];
+        match products {
+            Products::Sequential(product) => {
+                pieces.iter().try_for_each(|piece| arrive(of, compute, piece))?;
+                product.run(compute)?;
+            }
+            Products::Chunked(products) => {
+                for source in [me].into_iter().chain(of.schedule.sources(me)) {
+                    pieces.iter().filter(|piece| piece.source == source).try_for_each(|piece| arrive(of, compute, piece))?;
+                    products[source as usize].run(compute)?;
+                }
+            }
+        }
+        // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
+        compute.wait(&inner.out.mark()?)?;
+        let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
+        let own = of.schedule.shard(me);
+        transfer.release(compute, from, place, &flags, of.parts.others(of.schedule.gathered, &own))?;
+        if !compute.is_capturing() {
+            // All uses so far come before later work of this stream: the next one need not wait for `out` again.
+            let memory = from.local().memory();
+            memory.forget_uses();
+            memory.add_use(&compute.0, true, &mut Vec::new());
+        }
+        Ok(())
+    }
+}
+
+/// Waits for a piece that another member puts, and dequantizes it.
+fn arrive<F: GatherFormat, O: Pod>(of: &QuantizedAllGatherGemm<F, O>, compute: &Stream, piece: &Piece<F>) -> Result<()>
+where
+    bf16: GatherOperands<O>,
+{
+    if let Some(flag) = piece.flag {
+        wait_for(&of.memory.0, compute, &[flag])?;
+    }
+    if piece.rows.is_empty() {
+        return Ok(());
+    }
+    let [start, len] = [piece.rows.start, piece.rows.end - piece.rows.start].map(|rows| rows * of.schedule.other);
+    let wide = of.wide.view().access("gathered");
+    // SAFETY: these rows of the operand, which nothing uses meanwhile: calls on the memory, of this operation and of others, come one after another, and their products after what writes their rows.
+    let output = unsafe { DeviceViewMut::from_raw(wide.address + start * size_of::<bf16>() as u64, len, wide.owner) };
+    F::dequantize(&of.casts, compute, &piece.tensor, output)
+}
+
+impl<F: GatherFormat, O: Pod> fmt::Debug for QuantizedProduct<'_, F, O>
+where
+    bf16: GatherOperands<O>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuantizedProduct").field("of", self.of).field("given", &self.given).finish_non_exhaustive()
+    }
+}
