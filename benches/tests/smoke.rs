@@ -51,7 +51,7 @@ fn a_text_chooses_benchmarks_by_their_names() {
     let all = run(&options(&["amax"]), &mut |_| (), &mut |_| Ok(())).unwrap().document;
     let last = all.records.last().expect("benchmarks of amax").name();
     let names: Vec<_> = only(&last).unwrap().document.records.iter().map(|record| record.name()).collect();
-    assert_eq!(names, [last.clone()]);
+    assert_eq!(names, std::slice::from_ref(&last));
     let error = only("gemv").unwrap_err().to_string();
     assert!(error.starts_with("`gemv` is in no name of:\n") && error.contains(&last), "{error}");
 }
