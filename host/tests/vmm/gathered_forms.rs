@@ -24,7 +24,9 @@ pub fn compare(side: &Side) -> Result<()> {
     }
     let runtime = &side.runtime;
     let (mxfp8, nvfp4) = (Mxfp8::<bf16>::new(runtime)?, Nvfp4::<bf16>::new(runtime)?);
-    for (method, panels) in [(Method::Chunked, 1), (Method::Sequential, 2), (Method::Chunked, 4)].into_iter().filter(|of| is_of(of.0, world)) {
+    for (method, panels) in
+        [(Method::Chunked, 1), (Method::Sequential, 2), (Method::Chunked, 4)].into_iter().filter(|of| is_of(of.0, world))
+    {
         let config = by(method, cut(panels, 1), [384, 128 * world, 528]);
         let whole = |stream: &Stream, operand: &Buffer<bf16>, shape, wide: &mut Buffer<bf16>| {
             let tensor = mxfp8.quantize(stream, operand.view(), shape, Direction::Rows)?;
