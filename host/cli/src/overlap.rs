@@ -21,7 +21,9 @@ pub struct Report {
     /// Over all ranks, and of each.
     product: Sizes,
     local: Sizes,
-    /// Bytes of the gathered operand.
+    /// How the gathered operand travels.
+    format: &'static str,
+    /// Bytes of the gathered operand as it travels.
     gathered_bytes: u64,
     method: &'static str,
     why: String,
@@ -70,6 +72,8 @@ struct Predicted {
     sequential: f64,
     product: f64,
     wire: f64,
+    /// Of kernels that dequantize; 0 of bf16.
+    dequantize: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,7 +89,7 @@ struct Refusal {
 pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
     let ([m, n, k], world) = (request.plan, request.ranks);
     let ranks = world.get();
-    let config = AllGatherConfig::new(Global { m, n, k });
+    let config = AllGatherConfig { format: request.format.format(), ..AllGatherConfig::new(Global { m, n, k }) };
     let OverlapChoice { method, cut, order, tile, why, refused, predicted, .. } = config.choose::<bf16, bf16>(world, &Rates::H200)?;
     let local = config.local(world)?;
     let tiles = tile.map(|tile| {
@@ -99,6 +103,7 @@ pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
         ranks,
         product: Sizes { m, n, k },
         local: Sizes { m: local.m(), n: local.n(), k: local.k() },
+        format: request.format.name(),
         gathered_bytes: config.bytes::<bf16, bf16>()?,
         method: name(method),
         why,
@@ -115,6 +120,7 @@ pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
             sequential: of.sequential,
             product: of.product,
             wire: of.wire,
+            dequantize: of.dequantize,
         }),
         refused: refused.into_iter().map(|(method, why)| Refusal { method: name(method), why }).collect(),
     })
@@ -132,7 +138,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, product, local, method, why, cut, puts, .. } = self;
         writeln!(f, "product  {product} over {ranks} ranks, {local} on each; bf16, rates of H200s")?;
-        writeln!(f, "gathers  {} bytes of A, by rows", self.gathered_bytes)?;
+        let form = if self.format == "bf16" { String::new() } else { format!(", as {} codes and scales", self.format) };
+        writeln!(f, "gathers  {} bytes of A, by rows{form}", self.gathered_bytes)?;
         writeln!(f, "method   {method}: {why}")?;
         writeln!(f, "copies   {}, {}", chunks(cut), puts.replace('_', " "))?;
         if let Some(Tiles { tile, count, of_shard, span_shards }) = &self.tiles {
@@ -142,7 +149,7 @@ impl fmt::Display for Report {
                 "tiles    {count} of {tile}, {of_shard} a shard: the own one's first, then as shards arrive, from the rank before backwards{spans}"
             )?;
         }
-        if let Some(Predicted { fused, chunked, sequential, product, wire }) = self.predicted {
+        if let Some(Predicted { fused, chunked, sequential, product, wire, dequantize }) = self.predicted {
             writeln!(f, "\nus, predicted")?;
             let times = [("fused", fused), ("chunked", chunked), ("sequential", Some(sequential))];
             for (name, time) in times {
@@ -150,6 +157,9 @@ impl fmt::Display for Report {
                 writeln!(f, "{name:<14} {time:>10}{}", if name == *method { "  chosen" } else { "" })?;
             }
             writeln!(f, "{:<14} {product:>10.1}\n{:<14} {wire:>10.1}", "product alone", "copies alone")?;
+            if self.format != "bf16" {
+                writeln!(f, "{:<14} {dequantize:>10.1}", "dequantizing")?;
+            }
         }
         if !self.refused.is_empty() {
             writeln!(f)?;

@@ -6,7 +6,7 @@ use common::{run, stderr};
 use oxtile::{
     comm::WorldSize,
     num::bf16,
-    overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates},
+    overlap::{AllGatherConfig, GatheredFormat, Global, Method, OverlapChoice, Rates},
 };
 use serde_json::Value;
 
@@ -65,4 +65,23 @@ fn bad_sizes_are_refused() {
     let done = plan([0, 64, 64], 4, &[]);
     assert_eq!(done.status.code(), Some(2));
     assert!(stderr(&done).contains("invalid value '0,64,64' for '--plan <M,N,K>': it is not M,N,K"), "{}", stderr(&done));
+}
+
+#[test]
+fn a_format_travels_in_fewer_bytes_and_is_dequantized() {
+    let config = AllGatherConfig::new(Global { m: 8192, n: 4096, k: 8192 }).travelling(GatheredFormat::Mxfp8);
+    let chosen = config.choose::<bf16, bf16>(WorldSize::new(2).expect("ranks"), &Rates::H200).expect("a choice");
+    let predicted = chosen.predicted.expect("wgmma takes it");
+    let done = plan([8192, 4096, 8192], 2, &["--format", "mxfp8", "--json"]);
+    let document: Value = serde_json::from_slice(&done.stdout).expect("one JSON document");
+    assert_eq!((&document["format"], &document["gathered_bytes"]), (&"mxfp8".into(), &(8192_u64 * 8192 + 8192 * 256).into()));
+    assert_eq!(document["predicted"]["dequantize"], predicted.dequantize);
+    assert_eq!(document["predicted"]["sequential"], predicted.sequential);
+    assert_eq!(document["cut"]["panels"], chosen.cut.panels);
+    let text = String::from_utf8_lossy(&plan([8192, 4096, 8192], 2, &["--format", "mxfp8"]).stdout).into_owned();
+    assert!(text.contains("gathers  69206016 bytes of A, by rows, as mxfp8 codes and scales\n"), "{text}");
+    assert!(text.contains(&format!("dequantizing   {:>10.1}\n", predicted.dequantize)), "{text}");
+    assert!(text.contains("not fused: kernels that dequantize MXFP8 would need multiprocessors"), "{text}");
+    let done = plan([64, 64, 72], 2, &["--format", "nvfp4"]);
+    assert!(stderr(&done).contains("72 columns are not a multiple of 16: pad them"), "{}", stderr(&done));
 }

@@ -1,7 +1,8 @@
 //! `oxtile overlap`.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use oxtile::comm::WorldSize;
+use oxtile::overlap::GatheredFormat;
 
 use super::values;
 
@@ -15,9 +16,44 @@ pub struct Overlap {
     /// How many ranks: each has rows of A and columns of B
     #[arg(long, allow_negative_numbers = true, value_parser = values::ranks)]
     pub ranks: WorldSize,
+    /// How the gathered operand travels
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Travels,
     /// Print one JSON document instead of lines
     #[arg(long)]
     pub json: bool,
+}
+
+/// How a gathered operand travels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Travels {
+    /// As its elements
+    #[default]
+    Bf16,
+    /// As codes and scales, dequantized to bf16 where they arrive
+    Mxfp8,
+    /// As codes and scales, dequantized to bf16 where they arrive
+    Nvfp4,
+}
+
+impl Travels {
+    /// The format of codes and scales, if there are any.
+    pub fn format(self) -> Option<GatheredFormat> {
+        match self {
+            Self::Bf16 => None,
+            Self::Mxfp8 => Some(GatheredFormat::Mxfp8),
+            Self::Nvfp4 => Some(GatheredFormat::Nvfp4),
+        }
+    }
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
 }
 
 const MORE: &str = "\
@@ -28,7 +64,8 @@ sequential  the product after the whole gather
 The times are a model's, of H200s of one host. `oxtile::overlap::AllGatherConfig::choose` chooses the same.
 
 Examples:
-  oxtile overlap --plan 8192,8192,8192 --ranks 4";
+  oxtile overlap --plan 8192,8192,8192 --ranks 4
+  oxtile overlap --plan 16384,4096,8192 --ranks 2 --format mxfp8";
 
 /// No dimension of a product is larger.
 const LARGEST: u64 = i32::MAX as u64;
