@@ -208,6 +208,11 @@ impl Log {
     }
 
     fn end(&mut self, backend: &dyn Backend, open: Open) -> Result<()> {
+        if backend.is_capturing(open.stream)? {
+            // The work was a wait, by which the stream takes part in a capture: an event after it would be captured too.
+            self.idle.push(open.start);
+            return Ok(());
+        }
         let end = self.event(backend, open.stream.device)?;
         backend.record(end, open.stream)?;
         self.pending.push_back((open, end));
@@ -340,6 +345,30 @@ mod tests {
         backend.write_value(other, word, 1, Location::caller()).unwrap();
         backend.synchronize(held).unwrap();
         assert_eq!(found(recorder.recording(backend).unwrap()), [("held".to_owned(), true), ("after".to_owned(), true)]);
+    }
+
+    #[test]
+    fn a_wait_that_joins_a_capture_is_no_span() {
+        let (runtime, recorder) = recorder();
+        let backend = &*runtime.0.backend;
+        let [origin, other] = [0, 0].map(|device| backend.create_stream(device).unwrap());
+        let event = backend.create_event(0, false).unwrap();
+        backend.begin_capture(origin).unwrap();
+        backend.record(event, origin).unwrap();
+        let open = recorder.begin(backend, other, work("wait")).unwrap().unwrap();
+        backend.wait(other, event).unwrap();
+        assert!(backend.is_capturing(other).unwrap());
+        recorder.end(backend, open).unwrap();
+        assert!(recorder.begin(backend, other, work("captured")).unwrap().is_none());
+        backend.record(event, other).unwrap();
+        backend.wait(origin, event).unwrap();
+        let graph = backend.end_capture(origin).unwrap();
+        let open = recorder.begin(backend, other, work("after")).unwrap().unwrap();
+        recorder.end(backend, open).unwrap();
+        backend.synchronize(other).unwrap();
+        let names: Vec<_> = recorder.recording(backend).unwrap().spans.into_iter().map(|span| span.name).collect();
+        assert_eq!(names, ["after"]);
+        backend.destroy_graph(graph);
     }
 
     #[test]
