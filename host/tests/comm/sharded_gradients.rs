@@ -1,10 +1,15 @@
 //! Gradients that are summed where their rows are owned: the bits of a sum in the order of the ranks, in every world, order and graph.
 
+use oxtile::comm::Team;
 use oxtile::num::bf16;
-use oxtile::sharded::{Bf16, Mxfp8, Nvfp4, Weight};
+use oxtile::sharded::{Bf16, Chain, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, Weight};
+use oxtile::sum_parts::SumParts;
+use oxtile::{Buffer, Graph, Result, Stream};
 
 use crate::gradient_ranks::{Calls, Case};
-use crate::support::{is_long, seeds};
+use crate::sharded::holders;
+use crate::sharded_calls::{Wide, chain, weights};
+use crate::support::{World, is_long, seeds};
 
 #[test]
 fn every_world_and_element() {
@@ -57,4 +62,89 @@ fn the_order_of_arrival_changes_nothing() {
     for first in 0..4 {
         Case { first, ..Case::new(4, Calls::Eager) }.run::<f32, Bf16>().unwrap();
     }
+}
+
+/// The bits of all main gradients, and of what the last backward pass read, after eight steps. Values are published eagerly, and another chain is eager too, before or after the passes by
+/// turns; the passes with their gradients are enqueued anew in each step, or are one graph.
+fn bits_after_steps<F: Wide>(ranks: u32, seed: u64, is_captured: bool) -> Vec<Vec<u32>> {
+    let (world, weights) = (World::new(ranks, seed), weights());
+    let mut holders = holders::<F>(&world, &weights);
+    let (back, round) = (F::back(&world), SumParts::<bf16, bf16>::new(&world.runtime).unwrap());
+    let mut sides = Vec::new();
+    for (holder, stream) in holders.iter().zip(&world.streams) {
+        let member = Team::all(world.size()).member(holder.arena.rank()).unwrap();
+        let gradients = GradientScatter::<bf16>::new::<F>(stream, &holder.arena, &member, &weights, GradientConfig::default()).unwrap();
+        let padded = |weight: &Weight| weight.shards::<F>(world.size()).padded_rows() * weight.columns;
+        let read: Vec<_> = weights.iter().map(|weight| Buffer::<bf16>::zeros(stream, padded(weight)).unwrap()).collect();
+        let made = || chain(holder, stream, |config| config).unwrap();
+        sides.push((made(), made(), gradients, read, None::<Graph>));
+    }
+    sides.iter().for_each(|(_, _, gradients, ..)| gradients.open().unwrap());
+    for step in 0..8 {
+        for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+            holder.publish(stream, step).unwrap();
+        }
+        for ((holder, stream), (of_passes, eager, gradients, read, graph)) in holders.iter().zip(&world.streams).zip(&mut sides) {
+            let published = Published::of(&holder.set).unwrap();
+            let pull = |chain: &mut Chain<F>| {
+                let mut pass = published.forward(chain)?;
+                while let Some(id) = pass.next_weight() {
+                    pass.take(id, stream)?;
+                }
+                pass.finish()
+            };
+            let ([pulls, own], [send, sum]) = (of_passes.streams().map(Clone::clone), gradients.streams());
+            let mut passes = || -> Result<()> {
+                let mut pass = published.forward(of_passes)?;
+                while let Some(id) = pass.next_weight() {
+                    F::read(&back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
+                }
+                pass.finish()?;
+                let mut pass = published.backward(of_passes)?;
+                while let Some(id) = pass.next_weight() {
+                    round.round(stream, read[id.index()].view(), gradients.buffer(id, stream)?)?;
+                    gradients.scatter(id, stream, |_| Ok(()))?;
+                    F::read(&back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
+                }
+                pass.finish()?;
+                gradients.finish(stream, |_| Ok(()))
+            };
+            if step % 2 == 0 {
+                pull(eager).unwrap();
+            }
+            if is_captured {
+                let graph = graph.get_or_insert_with(|| Graph::capture(&[stream, &pulls, &own, send, sum], passes).unwrap());
+                graph.replay(stream).unwrap();
+            } else {
+                passes().unwrap();
+            }
+            if step % 2 == 1 {
+                pull(eager).unwrap();
+            }
+        }
+    }
+    world.streams.iter().try_for_each(Stream::synchronize).unwrap();
+    let mut found = Vec::new();
+    for (stream, (_, _, gradients, read, _)) in world.streams.iter().zip(&sides) {
+        for id in gradients.ids() {
+            let sums = gradients.main_grad(id).unwrap().to_vec(stream).unwrap();
+            found.push(sums.iter().map(|sum| sum.to_bits()).collect());
+        }
+        for read in read {
+            let values = read.to_vec_as::<half::bf16>(stream).unwrap();
+            found.push(values.iter().map(|value| value.to_bits().into()).collect());
+        }
+    }
+    found
+}
+
+/// Forward and backward pass with all gradients as one graph, which ends when all sums are done: eight replays, between which weights are published and pulled eagerly.
+#[test]
+fn captured_passes_and_gradients_have_the_bits_of_eager_ones() {
+    for ranks in 1..=3 {
+        let eager = bits_after_steps::<Bf16>(ranks, 1, false);
+        assert_eq!(bits_after_steps::<Bf16>(ranks, 2, true), eager, "{ranks} ranks");
+        assert!(eager.iter().filter(|bits| !bits.is_empty()).all(|bits| bits.iter().any(|bits| *bits != 0)), "{ranks} ranks");
+    }
+    assert_eq!(bits_after_steps::<Mxfp8>(2, 3, true), bits_after_steps::<Mxfp8>(2, 4, false));
 }

@@ -58,7 +58,7 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
         "neighbours in a chain have different slots",
         &["src/sharded/slots.rs::every_plan_of_a_random_chain_holds", "sharded_protocol::what_is_left_out_is_reported"],
     ),
-    ("R-ETP-15", "what is scattered and what is summed are two types", &["src/sharded/gradient/scatter.rs::compile_fail"]),
+    ("R-ETP-15", "what is scattered and what is summed are two types", &["src/sharded/gradient/main_gradients.rs::compile_fail"]),
     (
         "R-ETP-16",
         "a gradient is written where it is sent from; padding is written once",

@@ -1,5 +1,5 @@
 //! Ranks that are processes on GPUs and die, or stop, at work: while they copy, while they wait, in a graph's replay, between the handovers of
-//! another, between the calls of a gathered product, while they pull weights, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
+//! another, between the calls of a gathered product, while they pull weights or scatter gradients, and when all is to be given back. What comes before, until memory is mapped, is [`faults`](crate::faults)'.
 //!
 //! The others return an error that names the rank, in time, leave no descriptor and no memory of the device behind, and make a world without it. Memory is
 //! physical until the last process that has it mapped unmaps it or ends: while a stopped rank is there, it keeps what the others have given back. So they
@@ -45,7 +45,7 @@ const SECOND_PORT: &str = "OXTILE_TEST_SECOND_PORT";
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for phase in ["copy", "wait", "graph", "handover", "gathered", "sharded", "teardown"] {
+    for phase in ["copy", "wait", "graph", "handover", "gathered", "sharded", "gradients", "teardown"] {
         for (kind, victim) in [("kill", 1), ("panic", 1), ("exit", 1), ("stop", 1), ("kill", 0)] {
             trials.push(Trial::test(format!("gpu::deaths::{phase}::{kind}::rank{victim}"), move || death(phase, kind, victim)));
         }
@@ -235,6 +235,8 @@ fn work(
         "gathered" => gathered::turns(&arena, [stream, side], copies, strike)?,
         // The others pull weights of the one that is struck, and wait for its next step.
         "sharded" => sharded::turns(&arena, stream, copies, strike)?,
+        // The others have sent rows to the one that is struck, and wait for its rows.
+        "gradients" => sharded::scatters(&arena, stream, copies, strike)?,
         _ => {}
     }
     others().try_for_each(|peer| arena.signal(side, ready, peer, FIRST))?;

@@ -3,7 +3,7 @@
 use oxtile::comm::{HostRank, Team};
 use oxtile::num::bf16;
 use oxtile::quantize::Direction;
-use oxtile::sharded::{self, Bf16, Chain, ChainConfig, Fp8, ShardSet, Weight};
+use oxtile::sharded::{self, Bf16, Chain, ChainConfig, Fp8, GradientConfig, GradientScatter, ShardSet, Weight};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Graph, PinnedBuffer, Result, Stream};
@@ -69,6 +69,30 @@ pub fn turns(arena: &Arena, stream: &Stream, steps: u32, between: &dyn Fn()) -> 
             }
         }
         pass.finish()?;
+    }
+    Ok(())
+}
+
+/// Steps of the gradients of two weights; `between` in the middle of the middle one, when the rows of a gradient are on their way and the other ranks wait for those of the next. It takes
+/// less of the arena than [`ROOM`](crate::gathered::ROOM).
+///
+/// # Errors
+/// What ended the arena.
+pub fn scatters(arena: &Arena, stream: &Stream, steps: u32, between: &dyn Fn()) -> Result<()> {
+    let member = Team::all(arena.world()).member(arena.rank()).expect("every rank is of the world");
+    let weights = [Weight::new("first", [96, 64]), Weight::new("second", [128, 64])];
+    let gradients = GradientScatter::<bf16>::new::<Bf16>(stream, arena, &member, &weights, GradientConfig::default())?;
+    let (computed, round) = (Buffer::<f32>::zeros(stream, 128 * 64)?, SumParts::<f32, bf16>::new(&stream.device().runtime())?);
+    gradients.open()?;
+    for step in 0..steps {
+        for id in gradients.ids() {
+            round.round(stream, computed.view(), gradients.buffer(id, stream)?)?;
+            gradients.scatter(id, stream, |_| Ok(()))?;
+            if step == steps / 2 && id.index() == 0 {
+                between();
+            }
+        }
+        gradients.finish(stream, |_| Ok(()))?;
     }
     Ok(())
 }

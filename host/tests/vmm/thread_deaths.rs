@@ -1,5 +1,5 @@
 //! Ranks that are threads of one process, on virtual GPUs, one of which panics or stands still: before it opens its arena, while it copies, while it
-//! waits, in a graph's replay, between the handovers of another, while it pulls weights, and before it gives its arena back. What lies between, until memory is mapped, is
+//! waits, in a graph's replay, between the handovers of another, while it pulls weights or scatters gradients, and before it gives its arena back. What lies between, until memory is mapped, is
 //! [`threads`](crate::threads)', on files in memory; nothing is exported within a process.
 //!
 //! The others return an error that names it, in time, and make a world without it. Each case is a process of its own, whose descriptors and
@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 pub fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for phase in ["before", "copy", "wait", "graph", "handover", "gathered", "sharded", "teardown"] {
+    for phase in ["before", "copy", "wait", "graph", "handover", "gathered", "sharded", "gradients", "teardown"] {
         for kind in ["panic", "stop"] {
             for victim in [0, 1] {
                 trials.push(trial(format!("threads::{phase}::{kind}::rank{victim}"), move || in_a_process(phase, kind, victim)));

@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `scatter` | the operation |
+//! | `main_gradients` | what the owners keep |
 //! | `config` | how gradients become one, and the memory that it takes |
 //! | `exchange` | what its calls enqueue |
 //! | `step` | the order of its calls |
@@ -15,6 +16,7 @@ mod config;
 mod exchange;
 mod layout;
 mod link;
+mod main_gradients;
 mod messages;
 mod scatter;
 mod slots;

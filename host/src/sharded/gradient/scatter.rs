@@ -16,7 +16,7 @@ use super::messages::Messages;
 use super::slots::{SLOTS, Slots, slot_of};
 use super::step::Steps;
 use crate::comm::{Communicator, Member, Team, WorldSize};
-use crate::runtime::module::{enqueue, note, zero};
+use crate::runtime::module::{note, zero};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::sum_parts::{AddParts, Addend};
@@ -102,7 +102,7 @@ pub struct GradientScatter<E: Addend> {
     pub(super) sum: Stream,
     /// What the ranks compare.
     note: String,
-    state: Mutex<State<E>>,
+    pub(super) state: Mutex<State<E>>,
 }
 
 /// What changes from call to call.
@@ -332,51 +332,6 @@ impl<E: Addend> GradientScatter<E> {
         last.map_or(Ok(()), |weight| hook(self.id(weight)))
     }
 
-    /// The gradient of the rows of this rank, `[experts, own rows, columns]`, of all steps since [`zero_grads`](Self::zero_grads). It is no memory for a product's whole gradient:
-    ///
-    /// ```compile_fail,E0308
-    /// use oxtile::sharded::{GradientScatter, WeightId};
-    /// use oxtile_tile::launch::DeviceViewMut;
-    /// # use oxtile::Result;
-    ///
-    /// fn whole(gradients: &GradientScatter<f32>, id: WeightId) -> Result<DeviceViewMut<'_, f32>> {
-    ///     gradients.main_grad(id)
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a weight of another set.
-    pub fn main_grad(&self, id: WeightId) -> Result<&Buffer<f32>> {
-        Ok(&self.main[self.index("GradientScatter::main_grad", id)?])
-    }
-
-    /// The same, to write: to clip it, or to add what replicas found.
-    ///
-    /// # Errors
-    /// As [`main_grad`](Self::main_grad).
-    pub fn main_grad_mut(&mut self, id: WeightId) -> Result<&mut Buffer<f32>> {
-        let weight = self.index("GradientScatter::main_grad_mut", id)?;
-        Ok(&mut self.main[weight])
-    }
-
-    /// Fills all main gradients with zeros, in stream order. May be captured.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] inside of a step; [`Error::ForeignRuntime`], [`Error::WrongDevice`]; an error of the driver.
-    #[track_caller]
-    pub fn zero_grads(&self, stream: &Stream) -> Result<()> {
-        const WHAT: &str = "GradientScatter::zero_grads";
-        let caller = std::panic::Location::caller();
-        if !lock(&self.state).steps.is_between() {
-            let why = "a step is under way, whose sums may come later: finish it before".to_owned();
-            return Err(Error::Invalid { what: WHAT, why });
-        }
-        self.main.iter().filter(|main| !main.is_empty()).try_for_each(|main| {
-            let access = lend(main).access("main gradient");
-            enqueue(stream, "fill", &[access], |id| stream.0.runtime.backend.fill(id, access.address, 0, access.bytes, caller))
-        })
-    }
-
     /// The streams that send and that sum: a graph that has a step captures them too.
     pub fn streams(&self) -> [&Stream; 2] {
         [&self.send, &self.sum]
@@ -403,7 +358,7 @@ impl<E: Addend> GradientScatter<E> {
         WeightId::new(weight, &self.weights[weight])
     }
 
-    fn index(&self, what: &'static str, id: WeightId) -> Result<usize> {
+    pub(super) fn index(&self, what: &'static str, id: WeightId) -> Result<usize> {
         id.find(&self.weights, |weight| weight).map(|_| id.index()).map_err(|why| Error::Invalid { what, why })
     }
 
