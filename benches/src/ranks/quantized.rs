@@ -66,8 +66,8 @@ pub fn config(sizes: Sizes, travels: Travels, method: Option<Method>) -> AllGath
 
 /// What a rank has of one shape and format.
 pub enum Quantized {
-    Mxfp8(Of<Mxfp8Format>),
-    Nvfp4(Of<Nvfp4Format>),
+    Mxfp8(Box<Of<Mxfp8Format>>),
+    Nvfp4(Box<Of<Nvfp4Format>>),
 }
 
 /// The casts of a format.
@@ -115,8 +115,8 @@ pub struct Of<F: Casts> {
 impl Quantized {
     pub fn new(rank: &HostRank, runtime: &Runtime, backend: BackendName, sizes: Sizes, travels: Travels) -> Result<Self> {
         Ok(match travels {
-            Travels::Mxfp8 => Self::Mxfp8(Of::new(rank, runtime, backend, sizes, travels)?),
-            Travels::Nvfp4 => Self::Nvfp4(Of::new(rank, runtime, backend, sizes, travels)?),
+            Travels::Mxfp8 => Self::Mxfp8(Of::new(rank, runtime, backend, sizes, travels)?.into()),
+            Travels::Nvfp4 => Self::Nvfp4(Of::new(rank, runtime, backend, sizes, travels)?.into()),
         })
     }
 
