@@ -13,14 +13,15 @@
 //! | `fp8` | attention of 8 bits |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `gathered` | keys of all ranks in the order of tokens |
-//! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
-//! | `lane`, `carrier` | tensors on their way, and by what they travel |
+//! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
+//! | `lane`, `lane_numbers`, `carrier` | tensors, and numbers, on their way, and by what they travel |
 //! | `detour` | copies within a device by its copy engines |
 //! | `sinks`, `numbers` | the gradient of learnable sinks; numbers of all ranks, brought together |
 //! | `element`, `memory` | elements, and memory that a pass's operations share |
 
 mod agreement;
 mod all_to_all;
+mod alone;
 mod arrays;
 mod backward;
 mod carrier;
@@ -35,6 +36,7 @@ mod fp8;
 mod gathered;
 mod head_group;
 mod lane;
+mod lane_numbers;
 mod launches;
 mod local;
 mod memory;
@@ -45,6 +47,7 @@ mod numbers;
 mod plan;
 mod pull;
 mod sinks;
+mod trading;
 mod transport;
 
 pub use crate::thd::{Partition, Share};

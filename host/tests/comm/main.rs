@@ -14,7 +14,7 @@
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
-//! | `context_deaths` | ranks of it that end, or are late |
+//! | `context_deaths`, `context_copies` | ranks of it that end, or are late; how often bytes are copied |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
@@ -33,6 +33,7 @@ mod collectives;
 mod context_bugs;
 mod context_calls;
 mod context_case;
+mod context_copies;
 mod context_deaths;
 mod context_example;
 mod context_fp8;
