@@ -10,7 +10,7 @@
 //! | `launches` | which launches a rank makes, of whose keys |
 //! | `local`, `arrays` | a rank's attention as packed sequences, and what its queries see |
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
-//! | `fp8` | attention of 8 bits |
+//! | `fp8`, `fp8_gathered`, `fp8_traded` | attention of 8 bits, of gathered codes, or of traded ones |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
@@ -33,6 +33,8 @@ mod element;
 mod engine;
 mod forward;
 mod fp8;
+mod fp8_gathered;
+mod fp8_traded;
 mod gathered;
 mod head_group;
 mod lane;
