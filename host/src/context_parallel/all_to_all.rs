@@ -252,11 +252,9 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         Ok(Bound::new(move |stream| {
             let _turn = self.trading.begin(stream, &self.groups)?;
             let give = |at: usize| self.give(at, self.groups[at].forward().as_slice(), &tensors, None);
-            let attend = |at: usize| {
-                self.clear(stream, [&self.groups[at].out])?;
-                self.clear_numbers(stream, &self.groups[at])?;
-                attention[at].run(stream)
-            };
+            // While the first heads are on their way.
+            self.clear(stream, self.groups.iter().map(|group| &group.out))?;
+            self.groups.iter().try_for_each(|group| self.clear_numbers(stream, group))?;
             let take = |at: usize| {
                 let (Trading { trade, carrier, comm, .. }, group, order) = (&self.trading, &self.groups[at], self.order_of(0));
                 let taken = Taken { lanes: vec![(&group.out, order)], numbers: Some((&group.log_sum_exp, order)) };
@@ -268,7 +266,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 group.out.unpack(within, layout, out.reborrow())?;
                 group.log_sum_exp.unpack_numbers(within, log_sum_exp.reborrow())
             };
-            self.trading.in_turn(stream, &self.groups, give, attend, take)?;
+            self.trading.in_turn(stream, &self.groups, give, |at| attention[at].run(stream), take)?;
             if let Some(max_logit) = &mut max_logit {
                 self.of_all_heads(&self.max_logit, Some(max_logit.reborrow()))?;
             }
@@ -361,10 +359,8 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 let group = &self.groups[at];
                 self.give(at, group.backward().as_slice(), &tensors, Some((&group.log_sum_exp, log_sum_exp)))
             };
-            let attend = |at: usize| {
-                self.clear(stream, &self.groups[at].grads)?;
-                attention[at].run(stream)
-            };
+            // While the first heads are on their way.
+            self.clear(stream, self.groups.iter().flat_map(|group| &group.grads))?;
             let take = |at: usize| {
                 let (Trading { trade, carrier, comm, .. }, grads) = (&self.trading, &self.groups[at].grads);
                 let lanes = grads.iter().zip([0, 1, 1]).map(|(lane, side)| (lane, self.order_of(side))).collect();
@@ -380,7 +376,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
                 }
                 Ok(())
             };
-            self.trading.in_turn(stream, &self.groups, give, attend, take)?;
+            self.trading.in_turn(stream, &self.groups, give, |at| attention[at].run(stream), take)?;
             if has_sink {
                 self.of_all_heads(&self.grad_sink, grad_sink.as_mut().map(DeviceViewMut::reborrow))?;
             }

@@ -4,6 +4,7 @@ use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink};
 use oxtile::comm::WorldSize;
 use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
 use oxtile::num::{bf16, f16};
+use oxtile::runtime::Mode;
 
 use crate::context_case::{Case, Element};
 use crate::context_parallel::{BASE, WINDOWS, all};
@@ -102,6 +103,7 @@ fn of_every_element() {
 fn by_memory_alone() {
     let small = AttentionConfig { queries: 12, keys: 12, sink: Sink::Learnable, heads: 3, key_heads: 3, ..LARGEST };
     for case in [Case::new(3, small).by(Schedule::Pull), Case::new(3, small).by_puts()] {
+        let case = Case { mode: Mode::Check, ..case };
         let ranks = Ranks::new(&case).unwrap();
         let make = |((arena, member), stream)| ContextParallel::<bf16>::new(stream, Transport::symmetric(arena, member), case.config);
         let transports = ranks.arenas.iter().zip(&ranks.members).zip(&ranks.world.streams);
@@ -129,7 +131,7 @@ fn in_every_order() {
     for schedule in [Schedule::Ring, Schedule::Pull] {
         let case = Case::new(2, small).by(schedule);
         let whole = case.whole();
-        let found = |seed| Case { seed, mode: oxtile::runtime::Mode::Check, ..case.clone() }.results_of(&whole).unwrap();
+        let found = |seed| Case { seed, mode: Mode::Check, ..case.clone() }.results_of(&whole).unwrap();
         let of = |found: Vec<Results>| found.into_iter().map(|found| found.max_logit).collect::<Vec<_>>();
         let first = of(found(1));
         for seed in 2..=crate::support::seeds() / 4 {
