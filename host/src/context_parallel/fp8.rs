@@ -79,7 +79,7 @@ pub struct ContextParallelFp8<'t> {
 
 /// How codes reach queries.
 enum Forward<'t> {
-    Gather(GatheredCodes<'t>),
+    Gather(Box<GatheredCodes<'t>>),
     AllToAll(Box<TradedCodes<'t>>),
 }
 
@@ -142,7 +142,7 @@ impl<'t> ContextParallelFp8<'t> {
                 let reach = Reach::Messages(transport.messages_for(schedule)?);
                 Forward::AllToAll(Box::new(TradedCodes::new(stream, &config, local, reach)?))
             }
-            _ => Forward::Gather(GatheredCodes::new(stream, &config, local, transport.messages_for(schedule)?)?),
+            _ => Forward::Gather(Box::new(GatheredCodes::new(stream, &config, local, transport.messages_for(schedule)?)?)),
         };
         let (kernels, launches) = forward.kernels();
         let (of_codes, of_forward) = (codes.iter().map(Scratch::bytes).sum::<u64>(), forward.memory());
