@@ -111,7 +111,7 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
     let [dense, packed] = ["16x2:2x64 causal, 2 ranks", "2 of 16x3:1x64 full, 2 ranks"];
     assert_eq!(shapes, [dense, dense, packed, packed]);
     let torch = ["torch all-gather, cuDNN", "torch all-gather, flash"];
-    let ours = ["auto", "all-to-all", "gather", "ring", "pull", "one GPU", "one GPU, each at once", "wire alone"];
+    let ours = ["auto", "all-to-all", "gather", "ring", "pull", "8 bits", "one GPU", "one GPU, each at once", "wire alone"];
     assert_eq!(labels(records[0]), ours.into_iter().chain(torch).collect::<Vec<_>>());
     for record in &records {
         assert!(record.sides.iter().all(|side| side.milliseconds.len() == 1 && side.milliseconds[0] > 0.0));
@@ -138,6 +138,8 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
     assert_eq!(records[0].missing.iter().map(|missing| missing.why.as_str()).collect::<Vec<_>>(), ["not available"; 2]);
     let refused = records[2].missing.iter().find(|missing| missing.peer == "all-to-all").unwrap();
     assert!(refused.why.contains("heads is 3"), "{}", refused.why);
+    let refused = records[2].missing.iter().find(|missing| missing.peer == "8 bits").unwrap();
+    assert!(refused.why.contains("Bshd or Sbhd"), "{}", refused.why);
     // Keys and values of 8 tokens from the other rank, of 2 bytes.
     let of_ring = records[0].sides[3].ranks.as_ref().unwrap();
     assert_eq!(
@@ -146,7 +148,7 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
     );
     let text = render::markdown(&document);
     assert!(text.contains("fastest by ") && text.contains("the backward pass, by the difference"), "{text}");
-    assert!(!text.contains("computes something else"), "{text}");
+    assert!(!text.contains("computes something else") && !text.contains("fastest by 8 bits"), "{text}");
 }
 
 #[test]

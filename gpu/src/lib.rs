@@ -169,6 +169,7 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     shards::JOIN_SHARDS,
     shards::JOIN_SHARDS_GROUPED,
     sum_parts::ADD_PARTS,
+    sum_parts::LARGEST_PART,
     sum_parts::SUM_PARTS,
     thd::STEP_SEQUENCES,
     thd::REORDER,

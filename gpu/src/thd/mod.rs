@@ -23,7 +23,7 @@ pub use correct::*;
 pub use halves::*;
 pub use reorder::*;
 pub use rows::Extent;
-pub use share::{Located, MOST_ROWS, MOST_WORLD, Packed, PackedArgument, Rows, Share, Starts};
+pub use share::{Located, MOST_ROWS, MOST_WORLD, Packed, PackedArgument, Rows, Share, Starts, Team};
 pub use step_rows::{HeadRows, Part, Place, StepRows, StepRowsArgument};
 pub use step_sequences::*;
 pub use steps::{Bounds, Half, Sequence, StepKeys, Steps};

@@ -30,6 +30,32 @@ pub struct Share {
     pub is_zigzag: bool,
 }
 
+/// The ranks that share a tensor, one of `count` teams, each of whose tensors has an equal part of each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Parameter)]
+pub struct Team {
+    /// Ranks of the team, at least one.
+    pub world: u32,
+    /// Whether a rank has two chunks of each of the team's sequences, one from either end.
+    pub is_zigzag: bool,
+    /// Teams, at least one.
+    pub count: u32,
+}
+
+impl Team {
+    /// The share of a rank.
+    #[inline(always)]
+    pub const fn share(self, rank: u32) -> Share {
+        Share { world: self.world, rank, is_zigzag: self.is_zigzag }
+    }
+
+    /// As [`Share::natural_row`], where `cu_seqlens_padded` are those of whole sequences: the row of the team's tensor of `rows` rows that is row `local` of a rank's.
+    #[inline(always)]
+    #[track_caller]
+    pub fn natural_row(self, rank: u32, local: u32, cu_seqlens_padded: Global<u32>, rows: u32) -> u32 {
+        self.share(rank).natural_row_of(local, Starts { cu_seqlens_padded, divisor: self.world * self.count }, rows)
+    }
+}
+
 impl Share {
     /// The share of another rank.
     #[inline(always)]
@@ -44,14 +70,13 @@ impl Share {
     #[inline(always)]
     #[track_caller]
     pub fn natural_row(self, local: u32, cu_seqlens_padded: Global<u32>, rows: u32) -> u32 {
-        self.natural_row_of_teams(local, cu_seqlens_padded, rows, 1)
+        self.natural_row_of(local, Starts { cu_seqlens_padded, divisor: self.world }, rows)
     }
 
-    /// The same where each of `teams` groups of ranks has a tensor of `rows` rows with as many rows of each sequence, which its ranks share: the row of that tensor.
     #[inline(always)]
     #[track_caller]
-    pub fn natural_row_of_teams(self, local: u32, cu_seqlens_padded: Global<u32>, rows: u32, teams: u32) -> u32 {
-        let (world, starts) = (self.world.max(1), Starts { cu_seqlens_padded, divisor: self.world * teams });
+    fn natural_row_of(self, local: u32, starts: Starts, rows: u32) -> u32 {
+        let world = self.world.max(1);
         let Some(sequence) = starts.find(local) else {
             let end = starts.end();
             return end * world + self.rank * (rows / world).saturating_sub(end) + local.saturating_sub(end);

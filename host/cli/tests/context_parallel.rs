@@ -105,6 +105,32 @@ fn other_files() {
     assert_eq!(read(&folder.path().join("many"))["lse"].0, [1 << 20, 2, 0]);
 }
 
+/// 8 bits: what ranks write is near what one device writes of 16, the same by either schedule but for gradients, and the plan names the kernel.
+#[test]
+fn eight_bits() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write(&folder.path().join("in"), &tensors([2, 24, 2, 64], false));
+    let mask = "--backward --device emulated --causal bottom-right";
+    attend(folder.path(), "one", mask).expect("one device");
+    let mut outputs = Vec::new();
+    for (schedule, ranks) in [("gather", 3), ("all-to-all", 2), ("auto", 2)] {
+        let said = attend(folder.path(), "many", &format!("{mask} --fp8 --context-parallel {schedule} --ranks {ranks}")).expect(schedule);
+        let line = said.lines().find_map(|line| line.strip_prefix("pass    forward: ")).expect("a line a pass");
+        assert!(line.contains("fp8") && (schedule == "auto" || line.starts_with(schedule)), "{schedule}: {said}");
+        let [one, many] = ["one", "many"].map(|name| read(&folder.path().join(name)));
+        for tensor in ["out", "dq", "dk", "dv"] {
+            let values = |bytes: &[u8]| halves(bytes).iter().map(|x| f64::from(x.to_f32())).collect::<Vec<_>>();
+            let (one, many) = (values(&one[tensor].1), values(&many[tensor].1));
+            let error: f64 = one.iter().zip(&many).map(|(a, b)| (a - b) * (a - b)).sum();
+            let norm: f64 = one.iter().map(|a| a * a).sum();
+            let error = (error / norm).sqrt();
+            assert!(error > 1e-3 && error < 8e-2, "{schedule}: {tensor} is off by {error:.1e}");
+        }
+        outputs.push(many["out"].clone());
+    }
+    assert!(outputs.iter().all(|out| *out == outputs[0]), "other bits by another schedule");
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -121,6 +147,9 @@ fn what_makes_no_sense_is_refused() {
     refused("--context-parallel ring --ranks 2 --device cuda", &["--device emulated", "oxtile launch"]);
     refused("--context-parallel ring --ranks 5", &["/in: ", "queries is 24", "multiple of 10", "pad the sequence to 30"]);
     refused("--context-parallel all-to-all --ranks 3", &["heads is 4", "3 ranks", "ring"]);
+    refused("--fp8", &["--fp8 goes with --context-parallel"]);
+    refused("--fp8 --context-parallel ring --ranks 2", &["ring cannot be taken of 8 bits", "gather or all-to-all"]);
+    refused("--fp8 --context-parallel gather --ranks 2 --window 3,0", &["window", "ContextParallel of bf16"]);
     refused("--context-parallel hierarchical:3 --ranks 4", &["hierarchical:3", "4 ranks", "1, 2, 4"]);
     let tensors = tensors([1, 24, 4, 64], false);
     write(&folder.path().join("in"), &tensors[..2].to_vec());

@@ -5,30 +5,26 @@
 use oxtile_kernels::fill::{FillRows, FillRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
-use super::carrier::{Carrier, Given, Reach, Taken};
+use super::alone::Alone;
+use super::carrier::{Given, Reach, Taken};
 use super::config::{ContextParallelConfig, Schedule, refuse};
-use super::core::{Core, check_captures};
+use super::core::Core;
 use super::element::{ContextElement, Sum};
 use super::forward::{check_max_logit, check_sink};
-use super::head_group::{Group, groups_of};
+use super::head_group::{Group, groups_of, in_rows};
 use super::lane::{Lane, Order as TokenOrder, Trade};
-use super::memory::{Place, Scratch, copy, note};
+use super::memory::{Place, Scratch, copy};
 use super::plan::Direction;
-use crate::attention::{
-    Attention, AttentionBackward, AttentionConfig, BackwardInputs, GradientTarget, Gradients, Inputs, Order, Outputs, Sequences, Sink,
-    Target,
-};
-use crate::runtime::runtime::lock;
+use super::trading::Trading;
+use crate::attention::{AttentionConfig, BackwardInputs, GradientTarget, Gradients, Inputs, Outputs, Sequences, Sink, Target};
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
 use crate::tensor::{Heads, Strided};
 use crate::thd::{Packed, Reorder, Share};
-use std::iter;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Attention by traded heads.
 pub(super) struct AllToAll<'t, T: ContextElement> {
-    trade: Trade,
-    carrier: Carrier<'t>,
+    trading: Trading<'t>,
     /// The user's, with the rows of this rank.
     given: AttentionConfig,
     inner: Inner<'t, T>,
@@ -36,8 +32,6 @@ pub(super) struct AllToAll<'t, T: ContextElement> {
     sum: Sum<T, T>,
     /// Heads that are traded one group after the other: while some are attended to, the next are on their way.
     groups: Vec<Group<T>>,
-    /// Carries heads.
-    comm: Stream,
     /// Numbers of this rank's heads, and of all.
     max_logit: OfAll,
     grad_sink: OfAll,
@@ -46,7 +40,6 @@ pub(super) struct AllToAll<'t, T: ContextElement> {
     /// What fills the log-sum-exp of rows in no sequence, and with what.
     fill: Loaded<FillRows>,
     nothing: Scratch<f32>,
-    turn: Mutex<()>,
 }
 
 /// A number for each of this rank's heads, and for all heads.
@@ -58,7 +51,7 @@ struct OfAll {
 /// What attends to the traded heads.
 #[expect(clippy::large_enum_variant, reason = "one for each operation")]
 pub(super) enum Inner<'t, T: ContextElement> {
-    Alone(Attention<T>, AttentionBackward<T>),
+    Alone(Vec<Alone<T>>),
     Ring(Core<'t, T>),
 }
 
@@ -96,17 +89,18 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         let (ranks, whole) = (u64::from(share.world.get()), config.attention);
         let given = AttentionConfig { queries: all.queries / ranks, keys: all.keys / ranks, ..whole };
         let (trade, runtime) = (Trade::new(share, &whole), stream.device().runtime());
-        let count = if inner.is_some() || ranks == 1 { 1 } else { groups_of(&all, size_of::<T>() as u64) };
+        let sizes = if inner.is_some() || ranks == 1 { vec![all.key_heads] } else { groups_of(&all, size_of::<T>() as u64) };
         // Ranks of which each has the only key head of its queries.
         let sharing = (ranks / whole.key_heads).max(1);
-        let traded = AttentionConfig { heads: all.heads / count, key_heads: all.key_heads / count, ..all };
         let inner = match inner {
             Some(core) => Inner::Ring(core),
             None => {
                 // Where all query heads of a key head are here, their gradients are added as on one device.
-                let as_whole = if sharing == 1 { &whole } else { &traded };
-                let backward = AttentionBackward::new_as(&runtime, traded, Order::Deterministic, as_whole)?.sharing(&Arc::default());
-                Inner::Alone(Attention::new(&runtime, traded)?, backward)
+                let as_whole = (sharing == 1).then_some(&whole);
+                // Groups are attended to one after another.
+                let workspace = Arc::default();
+                let with = |made, size: &u64| Alone::with(made, &runtime, &all, *size, as_whole, |backward| backward.sharing(&workspace));
+                Inner::Alone(sizes.iter().try_fold(Vec::new(), with)?)
             }
         };
         let arena = reach.arena();
@@ -118,24 +112,21 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             let reorder = Reorder::new(&runtime, share.world, share.partition)?.of_teams(teams as u32);
             Ok((array("ends of sequences")?, TokenOrder { reorder, offsets: array("offsets of sequences")? }))
         };
-        let group = |number| Group::new(stream, (trade, arena), &all, [number, count], sharing);
-        let groups = (0..count).map(group).collect::<Result<Vec<_>>>()?;
+        let group = |(first, count)| Group::new(stream, (trade, arena), &all, [first, count], sharing);
+        let groups = in_rows(&sizes).map(group).collect::<Result<Vec<_>>>()?;
         // What a rank keeps of one tensor of a group, at most.
-        let kept = groups.first().map(Group::kept).unwrap_or_default();
+        let kept = groups.iter().map(Group::kept).max().unwrap_or_default();
         let around =
             (groups.len() > 1 && config.goes_around(stream, Schedule::AllToAll, share.world, size_of::<T>() as u64)).then_some(kept);
         Ok(Self {
-            carrier: reach.carrier(stream, groups.len(), around)?,
+            trading: Trading::new(stream, trade, reach.carrier(stream, groups.len(), around)?)?,
             groups,
             sum: T::load_rounded_sum(&runtime)?,
-            comm: stream.device().urgent_stream()?,
             max_logit: both("largest scores")?,
             grad_sink: both("gradients of sinks")?,
             sequences: if config.is_packed() { Some([sequences()?, sequences()?]) } else { None },
             fill: runtime.load()?,
             nothing: Scratch::of(Buffer::from_slice(stream, &[f32::NEG_INFINITY])?),
-            turn: Mutex::default(),
-            trade,
             given,
             inner,
         })
@@ -143,7 +134,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
 
     /// The streams that carry heads.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
-        iter::once(&self.comm).chain(self.carrier.stream())
+        self.trading.streams()
     }
 
     /// Whose attention it is, once heads are traded.
@@ -155,9 +146,12 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     pub fn kernels(&self, direction: Direction) -> (Vec<&'static str>, u32) {
         match (&self.inner, direction) {
             (Inner::Ring(core), _) => core.kernels(direction),
-            (Inner::Alone(attention, _), Direction::Forward) => (attention.choice().kernel.into_iter().collect(), self.groups.len() as u32),
-            (Inner::Alone(_, attention), Direction::Backward) => {
-                (attention.choice().kernel.into_iter().collect(), self.groups.len() as u32)
+            (Inner::Alone(alone), _) => {
+                let kernel = |alone: &Alone<T>| match direction {
+                    Direction::Forward => alone.forward.choice().kernel,
+                    Direction::Backward => alone.backward.choice().kernel,
+                };
+                (alone.iter().filter_map(kernel).collect(), self.groups.len() as u32)
             }
         }
     }
@@ -180,7 +174,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
 
     /// As [`Core::spoil`].
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
-        let _turn = lock(&self.turn);
+        let _turn = self.trading.lock();
         self.groups.iter().try_for_each(|group| group.spoil(stream))?;
         for OfAll { own, all } in [&self.max_logit, &self.grad_sink] {
             own.spoil(stream)?;
@@ -194,7 +188,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
 
     /// Where the sequences of a batch lie, in stream order.
     pub fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>) -> Result<()> {
-        let _turn = lock(&self.turn);
+        let _turn = self.trading.lock();
         for ((ends, order), given) in self.sequences.iter().flatten().zip([queries, keys]) {
             copy(stream, given.cu_seqlens, ends.lend())?;
             copy(stream, given.cu_seqlens_padded, order.offsets.lend())?;
@@ -217,13 +211,14 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
     /// The scores of a group's sinks.
     fn sink_of<'a>(&self, group: &Group<T>, sink: Option<DeviceView<'a, f32>>) -> Option<DeviceView<'a, f32>> {
         let [first, count] = group.heads;
-        let first = u64::from(self.trade.share.rank.index()) * self.given.heads / u64::from(self.trade.share.world.get()) + first;
+        let first =
+            u64::from(self.trading.trade.share.rank.index()) * self.given.heads / u64::from(self.trading.trade.share.world.get()) + first;
         sink.map(|sink| sink.slice(first, first + count))
     }
 
     fn check(&self, sink: Option<DeviceView<'_, f32>>, log_sum_exp: u64) -> Result<()> {
         check_sink(&self.given, sink)?;
-        Error::check_length("ContextParallel, log_sum_exp", self.trade.batches * self.given.heads * self.given.queries, log_sum_exp)
+        Error::check_length("ContextParallel, log_sum_exp", self.trading.trade.batches * self.given.heads * self.given.queries, log_sum_exp)
     }
 
     /// The inputs of a group's attention.
@@ -249,58 +244,34 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             let max_logit = self.given.max_logit.then(|| self.max_logit.own.lend_part(group.range()));
             let outputs = Outputs { max_logit, ..Outputs::new(group.out.heads_mut()?, group.log_sum_exp.natural.lend()) };
             match &self.inner {
-                Inner::Alone(attention, _) => attention.bind(stream, self.inputs(group, sink)?, outputs),
+                Inner::Alone(alone) => Alone::of(alone, group).forward.bind(stream, self.inputs(group, sink)?, outputs),
                 Inner::Ring(core) => core.bind_forward(stream, self.inputs(group, sink)?, outputs),
             }
         };
         let mut attention = self.groups.iter().map(bind).collect::<Result<Vec<_>>>()?;
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
+            let _turn = self.trading.begin(stream, &self.groups)?;
             let give = |at: usize| self.give(at, self.groups[at].forward().as_slice(), &tensors, None);
-            let attend = |at: usize| {
-                self.clear(stream, [&self.groups[at].out])?;
-                self.clear_numbers(stream, &self.groups[at])?;
-                attention[at].run(stream)
-            };
+            // While the first heads are on their way.
+            self.clear(stream, self.groups.iter().map(|group| &group.out))?;
+            self.groups.iter().try_for_each(|group| self.clear_numbers(stream, group))?;
             let take = |at: usize| {
-                let (comm, group, order) = (&self.comm, &self.groups[at], self.order_of(0));
+                let (Trading { trade, carrier, comm, .. }, group, order) = (&self.trading, &self.groups[at], self.order_of(0));
                 let taken = Taken { lanes: vec![(&group.out, order)], numbers: Some((&group.log_sum_exp, order)) };
-                self.carrier.take(comm, self.trade, at, &taken)?;
-                let within = self.carrier.within(comm, at);
+                carrier.cut(comm, &taken)?;
+                let within = carrier.within(comm, at);
+                group.out.keep(within, layout, out.reborrow())?;
+                group.log_sum_exp.keep_numbers(within, log_sum_exp.reborrow())?;
+                carrier.take(comm, *trade, at, &taken)?;
                 group.out.unpack(within, layout, out.reborrow())?;
                 group.log_sum_exp.unpack_numbers(within, log_sum_exp.reborrow())
             };
-            self.in_turn(stream, give, attend, take)?;
+            self.trading.in_turn(stream, &self.groups, give, |at| attention[at].run(stream), take)?;
             if let Some(max_logit) = &mut max_logit {
                 self.of_all_heads(&self.max_logit, Some(max_logit.reborrow()))?;
             }
-            self.end(stream)
+            self.trading.end(stream)
         }))
-    }
-
-    /// Gives the heads of each group, attends, and takes the results: the heads of the next group travel before the results of this one.
-    fn in_turn(
-        &self,
-        stream: &Stream,
-        give: impl Fn(usize) -> Result<()>,
-        mut attend: impl FnMut(usize) -> Result<()>,
-        mut take: impl FnMut(usize) -> Result<()>,
-    ) -> Result<()> {
-        let count = self.groups.len();
-        if count > 0 {
-            give(0)?;
-            note(stream, &self.groups[0].accesses())?;
-        }
-        for at in 0..count {
-            let next = self.groups.get(at + 1);
-            next.map_or(Ok(()), |_| give(at + 1))?;
-            attend(at)?;
-            // Before the results are on their way, for which the next group does not wait.
-            next.map_or(Ok(()), |next| note(stream, &next.accesses()))?;
-            take(at)?;
-        }
-        Ok(())
     }
 
     /// Gives heads of some tensors: of queries, keys, values, and what lies as queries.
@@ -314,7 +285,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
         let sides = [0, 1, 1, 0, 0];
         let tensors = lanes.iter().zip(tensors).zip(sides).map(|((lane, tensor), side)| (*lane, tensor, self.order_of(side))).collect();
         let numbers = numbers.map(|(lane, numbers)| (lane, numbers, self.order_of(0)));
-        self.carrier.give(&self.comm, self.trade, at, &Given { tensors, numbers })
+        self.trading.carrier.give(&self.trading.comm, self.trading.trade, at, &Given { tensors, numbers })
     }
 
     /// Clears what attention on one device writes of packed tensors: rows in no sequence are zeros. A ring clears what it writes.
@@ -341,8 +312,8 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
 
     /// Gives numbers of each rank's heads to all.
     fn of_all_heads(&self, OfAll { own, all }: &OfAll, target: Option<DeviceViewMut<'_, f32>>) -> Result<()> {
-        self.carrier.gather_numbers(&self.comm, self.trade, self.groups.len(), own, all)?;
-        target.map_or(Ok(()), |target| copy(&self.comm, all.view(), target))
+        self.trading.carrier.gather_numbers(&self.trading.comm, self.trading.trade, self.groups.len(), own, all)?;
+        target.map_or(Ok(()), |target| copy(&self.trading.comm, all.view(), target))
     }
 
     /// As [`Core::bind_backward`].
@@ -377,57 +348,39 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             let gradients = Gradients::new(grad_q.heads_mut()?, grad_k.heads_mut()?, grad_v.heads_mut()?);
             let gradients = Gradients { sink: has_sink.then(|| self.grad_sink.own.lend_part(group.range())), ..gradients };
             match &self.inner {
-                Inner::Alone(_, attention) => attention.bind(stream, inputs, gradients),
+                Inner::Alone(alone) => Alone::of(alone, group).backward.bind(stream, inputs, gradients),
                 Inner::Ring(core) => core.bind_backward(stream, inputs, gradients),
             }
         };
         let mut attention = self.groups.iter().map(bind).collect::<Result<Vec<_>>>()?;
         Ok(Bound::new(move |stream| {
-            let _turn = lock(&self.turn);
-            self.begin(stream)?;
+            let _turn = self.trading.begin(stream, &self.groups)?;
             let give = |at: usize| {
                 let group = &self.groups[at];
                 self.give(at, group.backward().as_slice(), &tensors, Some((&group.log_sum_exp, log_sum_exp)))
             };
-            let attend = |at: usize| {
-                self.clear(stream, &self.groups[at].grads)?;
-                attention[at].run(stream)
-            };
+            // While the first heads are on their way.
+            self.clear(stream, self.groups.iter().flat_map(|group| &group.grads))?;
             let take = |at: usize| {
-                let (comm, grads) = (&self.comm, &self.groups[at].grads);
+                let (Trading { trade, carrier, comm, .. }, grads) = (&self.trading, &self.groups[at].grads);
                 let lanes = grads.iter().zip([0, 1, 1]).map(|(lane, side)| (lane, self.order_of(side))).collect();
-                self.carrier.take(comm, self.trade, at, &Taken { lanes, numbers: None })?;
+                let (taken, within) = (Taken { lanes, numbers: None }, carrier.within(comm, at));
+                carrier.cut(comm, &taken)?;
+                for (lane, (layout, target)) in grads.iter().zip(&mut targets) {
+                    lane.keep(within, *layout, target.reborrow())?;
+                }
+                carrier.take(comm, *trade, at, &taken)?;
                 for (lane, (layout, target)) in grads.iter().zip(&mut targets) {
                     lane.sum(comm, &self.sum)?;
-                    lane.unpack(self.carrier.within(comm, at), *layout, target.reborrow())?;
+                    lane.unpack(within, *layout, target.reborrow())?;
                 }
                 Ok(())
             };
-            self.in_turn(stream, give, attend, take)?;
+            self.trading.in_turn(stream, &self.groups, give, |at| attention[at].run(stream), take)?;
             if has_sink {
                 self.of_all_heads(&self.grad_sink, grad_sink.as_mut().map(DeviceViewMut::reborrow))?;
             }
-            self.end(stream)
+            self.trading.end(stream)
         }))
-    }
-
-    /// Begins a pass: what carries heads comes after the caller's work so far, also on memory whose uses the runtime does not know. What the pass writes on the caller's
-    /// stream it has then used last there, so that it waits for no heads that are on their way.
-    fn begin(&self, stream: &Stream) -> Result<()> {
-        self.streams().try_for_each(|comm| check_captures(stream, comm))?;
-        let lanes: Vec<_> = self.groups.iter().flat_map(Group::accesses).collect();
-        note(stream, &lanes)?;
-        let begun = stream.mark()?;
-        if let Some(within) = self.carrier.stream() {
-            within.wait(&begun)?;
-            // The results of the pass before are unpacked there: others may put some again after what this rank gives now.
-            self.comm.wait(&within.mark()?)?;
-        }
-        self.comm.wait(&begun)
-    }
-
-    /// Ends a pass: the caller's work comes after all of it.
-    fn end(&self, stream: &Stream) -> Result<()> {
-        self.streams().try_for_each(|comm| stream.wait(&comm.mark()?))
     }
 }

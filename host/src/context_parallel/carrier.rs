@@ -114,8 +114,8 @@ impl Carrier<'_> {
         }
     }
 
-    /// Brings results to the ranks that have their tokens, and waits for those of all others: then the lanes have received the blocks of all.
-    pub fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
+    /// Cuts results into blocks, where they are sent as such: before they are [kept](Lane::keep) and taken.
+    pub fn cut<T: Pod>(&self, stream: &Stream, taken: &Taken<'_, T>) -> Result<()> {
         for (lane, order) in &taken.lanes {
             if self.cuts(*order) {
                 lane.cut(stream, *order)?;
@@ -124,6 +124,11 @@ impl Carrier<'_> {
         if let Some((lane, order)) = taken.numbers.filter(|(_, order)| self.cuts(*order)) {
             lane.cut_numbers(stream, order)?;
         }
+        Ok(())
+    }
+
+    /// Brings results to the ranks that have their tokens, and waits for those of all others: then the lanes have received their blocks.
+    pub fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
         match self {
             Self::Messages(messages) => taken.send(stream, trade, *messages),
             Self::Puts(puts) => puts.take(stream, trade, group, taken),
@@ -168,35 +173,37 @@ fn others(trade: Trade) -> impl Iterator<Item = Rank> {
 impl<T: Pod> Given<'_, T> {
     fn send(&self, stream: &Stream, trade: Trade, messages: &dyn Messages) -> Result<()> {
         self.tensors.iter().try_for_each(|(lane, tensor, _)| lane.pack(stream, tensor))?;
-        exchange(stream, trade, messages, self.tensors.iter().map(|(lane, ..)| *lane))?;
+        exchange(stream, trade, messages, self.tensors.iter().map(|(lane, ..)| *lane), |_| true)?;
         self.tensors.iter().try_for_each(|(lane, _, order)| lane.order(stream, *order))?;
         let Some((lane, numbers, order)) = self.numbers else { return Ok(()) };
         lane.pack_numbers(stream, numbers)?;
-        exchange(stream, trade, messages, [lane].into_iter())?;
+        exchange(stream, trade, messages, [lane].into_iter(), |_| true)?;
         lane.order_numbers(stream, order)
     }
 }
 
 impl<T: Pod> Taken<'_, T> {
     fn send(&self, stream: &Stream, trade: Trade, messages: &dyn Messages) -> Result<()> {
-        exchange(stream, trade, messages, self.lanes.iter().map(|(lane, _)| *lane))?;
-        self.numbers.map_or(Ok(()), |(lane, _)| exchange(stream, trade, messages, [lane].into_iter()))
+        exchange(stream, trade, messages, self.lanes.iter().map(|(lane, _)| *lane), Lane::is_summed)?;
+        self.numbers.map_or(Ok(()), |(lane, _)| exchange(stream, trade, messages, [lane].into_iter(), Lane::is_summed))
     }
 }
 
-/// All messages of some lanes at once.
+/// All messages of some lanes at once. This rank's own block is copied if it is to be received too.
 fn exchange<'l, T: Pod>(
     stream: &Stream,
     trade: Trade,
     messages: &dyn Messages,
     lanes: impl Iterator<Item = &'l Lane<T>> + Clone,
+    is_own_received: impl Fn(&Lane<T>) -> bool,
 ) -> Result<()> {
     let me = trade.share.rank;
     let others = || trade.share.world.ranks().filter(|rank| *rank != me);
     let sends: Vec<_> = lanes.clone().flat_map(|lane| others().map(|to| (to, bytes(lane.sent.part(lane.block(to)))))).collect();
     let receives: Vec<_> =
         lanes.clone().flat_map(|lane| others().map(|from| (from, bytes_mut(lane.received.lend_part(lane.block(from)))))).collect();
-    lanes.into_iter().try_for_each(|lane| copy(stream, lane.sent.part(lane.block(me)), lane.received.lend_part(lane.block(me))))?;
+    let mut own = lanes.filter(|lane| is_own_received(lane));
+    own.try_for_each(|lane| copy(stream, lane.sent.part(lane.block(me)), lane.received.lend_part(lane.block(me))))?;
     messages.exchange(stream, &sends, &receives)
 }
 
@@ -237,11 +244,8 @@ impl Puts {
     fn take<T: Pod>(&self, stream: &Stream, trade: Trade, group: usize, taken: &Taken<'_, T>) -> Result<()> {
         // Nothing is computed after the last group.
         let (within, me) = (self.within(group + 1 < self.groups), trade.share.rank);
-        for (lane, _) in &taken.lanes {
+        for (lane, _) in taken.lanes.iter().filter(|(lane, _)| lane.is_summed()) {
             within.copy(WHAT, lane.results().view(), lane.received.lend(), &lane.taken(me))?;
-        }
-        if let Some((lane, _)) = taken.numbers {
-            within.copy(WHAT, lane.results().view(), lane.received.lend(), &lane.taken_numbers(me))?;
         }
         self.to_all(stream, trade, taken_of(group), |to| {
             for (lane, _) in &taken.lanes {

@@ -128,7 +128,7 @@ impl ContextParallelConfig {
             Schedule::AllToAll => {
                 let elements = of_keys(key_heads.max(ranks)).saturating_mul(2).saturating_add(of_queries);
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / u64::from(world.get())).max(1), ..self.attention };
-                let groups = groups_of(&traded, element_bytes as u64);
+                let groups = groups_of(&traded, element_bytes as u64).len() as u64;
                 let bytes = product(&[elements, element_bytes]).saturating_add(product(&[2 * 4, heads, rows + 1]));
                 let tensor = product(&[batches, queries.max(keys), heads, head_size.max(value)]);
                 (bytes.saturating_add(room(tensor)), OF_GROUP * u128::from(groups) + OF_ALL_HEADS)

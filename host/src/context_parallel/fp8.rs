@@ -3,31 +3,33 @@
 use std::fmt;
 use std::sync::Mutex;
 
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::{bf16, e4m3};
 
+use super::carrier::Reach;
 use super::config::{ContextParallelConfig, Schedule, refuse};
 use super::context::ContextParallel;
 use super::core::elements;
-use super::gathered::order_of_tokens;
+use super::fp8_gathered::{GatheredCodes, kernel};
+use super::fp8_traded::TradedCodes;
 use super::local::Local;
-use super::memory::{Scratch, again, bytes, bytes_mut};
-use super::messages::Messages;
-use super::plan::{PassPlan, Plan};
+use super::memory::Scratch;
+use super::numbers::Numbers;
+use super::plan::{Chosen, Direction, Means, PassPlan, Plan};
 use super::transport::Transport;
-use crate::attention::{Attention, AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Mask, Outputs, Scales, Target};
+use crate::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Outputs, Scales, Target};
+use crate::comm::WorldSize;
 use crate::quantize::{Amax, CurrentScaling, ScaleOptions};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Error, Result, Stream};
-use crate::symmetric::{Pitched, Rows};
-use crate::tensor::{Heads, HeadsMut, Strided};
-use crate::thd::{Half, Partition, Share};
+use crate::sum_parts::LargestPart;
+use crate::thd::Share;
 
 /// [`ContextParallel`] whose forward pass multiplies tensors of 8 bits (`e4m3`), which it makes of `bf16` ones.
 ///
 /// Each pass finds the largest magnitudes of this rank's queries, keys and values, and all ranks agree on the largest of all before one casts: so all have the same three
-/// scales. In the forward pass keys and values travel as they were cast, 8 bits an element, and all of them come before the launches ([`Schedule::Gather`]): the kernel of 8
-/// bits merges no steps. Probabilities are rounded to `e4m3` too; the result is `bf16`.
+/// scales. In the forward pass tensors travel as they were cast, 8 bits an element: all keys and values before the launches ([`Schedule::Gather`]), as the kernel of 8
+/// bits merges no steps, or queries, keys and values of traded heads ([`Schedule::AllToAll`]), also by symmetric memory alone. Probabilities are rounded to `e4m3` too; the result is `bf16`.
 ///
 /// The backward pass is that of `bf16`, by the configuration's `backward`, of the operands that the forward pass multiplied, cast back. Gradients of keys and values go to
 /// their owner in `f32`, as those of `bf16` tensors do. Between the passes the caller keeps its own `q`, `k`, `v`, `out` and log-sum-exp, as they were before the cast.
@@ -57,136 +59,134 @@ use crate::thd::{Half, Partition, Share};
 pub struct ContextParallelFp8<'t> {
     config: ContextParallelConfig,
     local: Local,
-    messages: &'t dyn Messages,
+    forward: Forward<'t>,
     /// The backward pass.
     of_bf16: ContextParallel<'t, bf16>,
     plan: Plan,
     amax: Amax<bf16>,
+    largest: LargestPart,
     casts: CurrentScaling<bf16>,
-    /// The launches of this rank: which queries, and their kernel.
-    launches: Vec<(Part, Attention<e4m3>)>,
-    /// The largest magnitudes of queries, keys and values, and what a code of them is worth.
+    /// The largest magnitudes of this rank's queries, keys and values, and of all ranks'; what a code of them is worth.
+    numbers: Numbers<'t>,
     amaxes: Scratch<f32>,
     scales: Scratch<f32>,
     /// This rank's codes, and what they are worth.
     codes: [Scratch<e4m3>; 3],
     values: [Scratch<bf16>; 3],
-    /// Codes of the keys and values of one rank after another, and in the order of tokens.
-    by_rank: [Scratch<e4m3>; 2],
-    natural: [Scratch<e4m3>; 2],
-    /// Log-sum-exps of one launch after another.
-    log_sum_exp: Scratch<f32>,
     /// Held while a pass is enqueued: passes share all of this memory.
     turn: Mutex<()>,
 }
 
-/// The queries of a launch, which see keys from the first one on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    /// The first of the rank's rows.
-    first: u64,
-    queries: u64,
-    keys: u64,
+/// How codes reach queries.
+enum Forward<'t> {
+    Gather(Box<GatheredCodes<'t>>),
+    AllToAll(Box<TradedCodes<'t>>),
 }
 
-/// The launches of a rank: one for each chunk under a causal mask, else one.
-fn parts(config: &ContextParallelConfig, share: Share) -> Vec<Part> {
-    let AttentionConfig { queries, keys, .. } = config.attention;
-    let rows = queries / u64::from(share.world.get());
-    if !config.is_causal() {
-        return vec![Part { first: 0, queries: rows, keys }];
+/// The schedule of the forward pass: of those that the kernel of 8 bits has.
+fn chosen(config: &ContextParallelConfig, world: WorldSize, means: Means) -> Result<Chosen> {
+    let by = |schedule| ContextParallelConfig { forward: schedule, ..*config }.choose(Direction::Forward, world, means, CODE);
+    let because = |chosen: Chosen, why: &str| Ok(Chosen { why: why.to_owned(), ..chosen });
+    match config.forward {
+        Schedule::AllToAll => by(Schedule::AllToAll),
+        Schedule::Gather if !means.messages => refuse(
+            "gather sends messages, and the transport has symmetric memory alone: of 8 bits take all-to-all, or give Transport::both"
+                .to_owned(),
+        ),
+        Schedule::Gather => by(Schedule::Gather),
+        Schedule::Auto => match (by(Schedule::AllToAll), by(Schedule::Gather)) {
+            (Ok(traded), _) if traded.in_memory => because(traded, "copy engines put codes of heads while others are attended to"),
+            (_, Ok(gathered)) => because(gathered, "codes of heads cannot be put into the memory of other ranks"),
+            (Ok(traded), _) => Ok(traded),
+            (Err(traded), Err(gathered)) => refuse(format!("of 8 bits there are gather and all-to-all alone. {gathered}. {traded}")),
+        },
+        other => refuse(format!(
+            "{other} cannot be taken of 8 bits, whose kernel merges no steps: take gather or all-to-all, or ContextParallel of bf16"
+        )),
     }
-    let size = queries / config.partition.chunks(share.world);
-    let halves: &[Half] = if config.partition == Partition::Contiguous { &[Half::Early] } else { &[Half::Early, Half::Late] };
-    let chunks = halves.iter().filter_map(|half| config.partition.chunk(share.rank, share.world, *half));
-    chunks.enumerate().map(|(at, chunk)| Part { first: at as u64 * size, queries: size, keys: (chunk + 1) * size }).collect()
 }
 
-/// Strides of a tensor of so many batches and heads, from one batch, row and head to the next.
-fn strides(layout: Layout, [batches, rows, heads, size]: [u64; 4]) -> [u64; 3] {
-    match layout {
-        Layout::Sbhd => [heads * size, batches * heads * size, size],
-        Layout::Bshd | Layout::Packed => [rows * heads * size, heads * size, size],
-    }
-}
+/// Bytes of a code.
+const CODE: u64 = 1;
 
 impl<'t> ContextParallelFp8<'t> {
-    /// As [`ContextParallel::new`]. The configuration's `forward` is [`Schedule::Gather`] or [`Schedule::Auto`].
+    /// As [`ContextParallel::new`]. The configuration's `forward` is [`Schedule::Gather`], [`Schedule::AllToAll`] or [`Schedule::Auto`], which takes all-to-all where codes can be put
+    /// into the memory of other ranks.
     ///
     /// # Errors
     /// As [`ContextParallel::new`]; [`Error::Invalid`] that names what 8 bits do not have, and what to take instead.
     pub fn new(stream: &Stream, transport: Transport<'t>, config: ContextParallelConfig) -> Result<Self> {
         let (rank, world) = transport.place()?;
         config.validate(world)?;
-        if !matches!(config.forward, Schedule::Auto | Schedule::Gather) {
-            return refuse(format!(
-                "{} cannot be taken of 8 bits, whose kernel merges no steps and whose heads are not traded: take gather, or ContextParallel of bf16",
-                config.forward
-            ));
+        if config.is_packed() || config.attention.max_logit {
+            // In the words of the kernel, which has neither.
+            kernel(&stream.device().runtime(), config.attention)?;
         }
-        let messages = transport.messages_for(Schedule::Gather)?;
+        let Chosen { schedule, in_memory, why, .. } = chosen(&config, world, transport.means())?;
         let share = Share { world, rank, partition: config.partition };
-        let runtime = stream.device().runtime();
-        let launch = |part: Part| {
-            let mask = if config.is_causal() { Mask::CausalBottomRight } else { Mask::Full };
-            // Tensors are given by their strides.
-            let layout = if config.is_packed() { Layout::Packed } else { Layout::Bshd };
-            let attention = AttentionConfig { layout, mask, queries: part.queries, keys: part.keys, ..config.attention };
-            match Attention::new(&runtime, attention) {
-                Ok(kernel) => Ok((part, kernel)),
-                Err(Error::Invalid { why, .. }) => refuse(format!("{why}; ContextParallel of bf16 takes it otherwise")),
-                Err(other) => Err(other),
-            }
-        };
-        let launches = parts(&config, share).into_iter().map(launch).collect::<Result<Vec<_>>>()?;
-        let local = Local::new(&config, share);
+        let (local, runtime) = (Local::new(&config, share), stream.device().runtime());
         let [q, k, v] = local.given.whole_inputs().map(elements);
-        let ranks = u64::from(world.get());
         let of = |name, len| Scratch::<e4m3>::new(stream, name, len);
         let back = |name, len| Scratch::<bf16>::new(stream, name, len);
         let codes = [of("codes of queries", q)?, of("codes of keys", k)?, of("codes of values", v)?];
         let values = [back("queries cast back", q)?, back("keys cast back", k)?, back("values cast back", v)?];
-        let all = |name| -> Result<[Scratch<e4m3>; 2]> { Ok([of(name, ranks * k)?, of(name, ranks * v)?]) };
-        let (by_rank, natural) = (all("codes of one rank after another")?, all("codes in the order of tokens")?);
-        let log_sum_exp = Scratch::<f32>::new(stream, "log-sum-exps of launches", local.packed.queries * local.packed.heads)?;
-        let (amaxes, scales) = (Scratch::new(stream, "largest magnitudes", 3)?, Scratch::new(stream, "scales of all ranks", 3)?);
-        let (amax, casts) = (Amax::new(&runtime)?, CurrentScaling::new(&runtime, ScaleOptions::default())?);
-        let sum = |all: &[Scratch<e4m3>]| all.iter().map(Scratch::bytes).sum::<u64>();
-        let (of_codes, of_forward) = (sum(&codes), sum(&by_rank) + sum(&natural) + log_sum_exp.bytes());
-        let of_values = values.iter().map(Scratch::bytes).sum::<u64>();
-        // Both passes by one schedule, as its forward pass is not run. It comes last, as it tells the other ranks what this one makes.
-        let backward = if config.backward == Schedule::Auto { Schedule::Gather } else { config.backward };
-        let of_bf16 = ContextParallel::of(stream, transport, config.by(backward), "e4m3")?;
-        let forward = PassPlan {
-            schedule: Schedule::Gather,
-            kernels: launches.iter().filter_map(|(_, kernel)| kernel.choice().kernel).take(1).collect(),
-            launches: launches.len() as u32,
-            received: (ranks - 1) * (k + v),
-            memory: of_codes + of_forward,
-            why: "the kernel of 8 bits has all keys at once".to_owned(),
-            refused: Vec::new(),
+        let numbers = match (transport.messages, transport.memory) {
+            (None, Some((arena, member))) => Numbers::by_puts(stream, arena, member, 3)?,
+            _ => Numbers::by_messages(stream, transport.messages_for(schedule)?, 3)?,
         };
+        let forward = match (schedule, transport.memory) {
+            (Schedule::AllToAll, Some((arena, member))) if in_memory => {
+                Forward::AllToAll(Box::new(TradedCodes::new(stream, &config, local, Reach::Memory(arena, member))?))
+            }
+            (Schedule::AllToAll, _) => {
+                let reach = Reach::Messages(transport.messages_for(schedule)?);
+                Forward::AllToAll(Box::new(TradedCodes::new(stream, &config, local, reach)?))
+            }
+            _ => Forward::Gather(Box::new(GatheredCodes::new(stream, &config, local, transport.messages_for(schedule)?)?)),
+        };
+        let (kernels, launches) = forward.kernels();
+        let (of_codes, of_forward) = (codes.iter().map(Scratch::bytes).sum::<u64>(), forward.memory());
+        let of_values = values.iter().map(Scratch::bytes).sum::<u64>();
+        let (amaxes, scales) = (Scratch::new(stream, "largest magnitudes", 3)?, Scratch::new(stream, "scales of all ranks", 3)?);
+        // Both passes by one schedule, as its forward pass is not run. It comes last, as it tells the other ranks what this one makes.
+        let backward = config.choose(Direction::Backward, world, transport.means(), size_of::<bf16>() as u64)?.schedule;
+        let of_bf16 = ContextParallel::of(stream, transport, config.by(backward), &format!("e4m3 by {schedule}"))?;
+        let ranks = u64::from(world.get());
+        let received = match schedule {
+            // Results come back as bf16.
+            Schedule::AllToAll => {
+                config.received(schedule, Direction::Forward, world, CODE) + elements(local.given.whole_result()) / ranks * (ranks - 1)
+            }
+            _ => (ranks - 1) * (k + v),
+        };
+        let forward_pass = PassPlan { schedule, kernels, launches, received, memory: of_codes + of_forward, why, refused: Vec::new() };
         let Plan { mut backward, bytes, .. } = of_bf16.plan().clone();
         backward.memory += of_codes + of_values;
-        let plan = Plan { forward, backward, bytes: bytes + of_codes + of_forward + of_values };
+        let plan = Plan { forward: forward_pass, backward, bytes: bytes + of_codes + of_forward + of_values };
         Ok(Self {
             turn: Mutex::default(),
+            amax: Amax::new(&runtime)?,
+            largest: LargestPart::new(&runtime)?,
+            casts: CurrentScaling::new(&runtime, ScaleOptions::default())?,
             config,
             local,
-            messages,
+            forward,
             of_bf16,
             plan,
-            amax,
-            casts,
-            launches,
+            numbers,
             amaxes,
             scales,
             codes,
             values,
-            by_rank,
-            natural,
-            log_sum_exp,
         })
+    }
+
+    /// As [`ContextParallelConfig::arena_bytes`]: bytes of the arena that codes take, and the backward pass.
+    pub fn arena_bytes(config: &ContextParallelConfig, world: WorldSize) -> u64 {
+        let has_traded = matches!(config.forward, Schedule::AllToAll | Schedule::Auto);
+        let codes = if has_traded { config.arena_bytes_of(Schedule::AllToAll, world, CODE) } else { 0 };
+        let backward = config.by(config.backward).arena_bytes(world, size_of::<bf16>() as u64);
+        codes.saturating_add(backward).saturating_add(Numbers::arena_bytes(world, 3))
     }
 
     /// What the passes do, and why.
@@ -201,16 +201,25 @@ impl<'t> ContextParallelFp8<'t> {
 
     /// As [`ContextParallel::streams`].
     pub fn streams(&self) -> Vec<&Stream> {
-        self.of_bf16.streams()
+        let traded = match &self.forward {
+            Forward::AllToAll(traded) => Some(traded.streams()),
+            Forward::Gather(_) => None,
+        };
+        traded.into_iter().flatten().chain(self.of_bf16.streams()).collect()
     }
 
     /// As [`ContextParallel::spoil_memory`].
     #[doc(hidden)]
     pub fn spoil_memory(&self, stream: &Stream) -> Result<()> {
         let _turn = lock(&self.turn);
-        self.codes.iter().chain(&self.by_rank).chain(&self.natural).try_for_each(|codes| codes.spoil(stream))?;
+        self.codes.iter().try_for_each(|codes| codes.spoil(stream))?;
         self.values.iter().try_for_each(|values| values.spoil(stream))?;
-        [&self.amaxes, &self.scales, &self.log_sum_exp].into_iter().try_for_each(|numbers| numbers.spoil(stream))?;
+        [&self.amaxes, &self.scales].into_iter().try_for_each(|numbers| numbers.spoil(stream))?;
+        self.numbers.spoil(stream)?;
+        match &self.forward {
+            Forward::Gather(gathered) => gathered.spoil(stream)?,
+            Forward::AllToAll(traded) => traded.spoil(stream)?,
+        }
         self.of_bf16.spoil_memory(stream)
     }
 
@@ -230,12 +239,13 @@ impl<'t> ContextParallelFp8<'t> {
 
     /// Agrees on the scales, and casts what this rank has.
     fn cast(&self, stream: &Stream, tensors: [DeviceView<'_, bf16>; 3]) -> Result<()> {
-        self.amaxes.zero(stream)?;
+        self.numbers.own.zero(stream)?;
         let place = |at: usize| at as u64..at as u64 + 1;
         for (at, tensor) in tensors.into_iter().enumerate() {
-            self.amax.raise_at(stream, tensor, self.amaxes.lend_part(place(at)))?;
+            self.amax.raise_at(stream, tensor, self.numbers.own.lend_part(place(at)))?;
         }
-        self.messages.largest(stream, self.amaxes.lend())?;
+        self.numbers
+            .together(stream, self.local.share, |all| self.largest.run(stream, all, self.local.share.world.get(), 3, self.amaxes.lend()))?;
         for (at, (tensor, codes)) in tensors.into_iter().zip(&self.codes).enumerate() {
             self.casts.cast(stream, tensor, self.amaxes.part(place(at)), codes.lend(), self.scales.lend_part(place(at)))?;
         }
@@ -249,8 +259,8 @@ impl<'t> ContextParallelFp8<'t> {
     pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, bf16>, outputs: Outputs<'a, bf16>) -> Result<Bound<'a>> {
         let tensors = self.whole(&inputs)?;
         self.check_left(&inputs)?;
-        let AttentionConfig { layout, batches, queries, heads, key_heads, head_size, .. } = self.local.given;
-        let Outputs { out: Target::Rounded(out), log_sum_exp: mut given_log, max_logit: None } = outputs else {
+        let AttentionConfig { batches, queries, heads, .. } = self.local.given;
+        let Outputs { out: Target::Rounded(out), log_sum_exp, max_logit: None } = outputs else {
             return Err(Error::Invalid { what: "ContextParallelFp8, outputs", why: "give Outputs::new, without max_logit".to_owned() });
         };
         let out = self.local.rows_mut("ContextParallelFp8, out", out, self.local.given.whole_result())?;
@@ -261,39 +271,25 @@ impl<'t> ContextParallelFp8<'t> {
             });
         }
         let (out_len, out) = (elements(out.layout()), out.into_view());
-        Error::check_length("ContextParallelFp8, log_sum_exp", batches * heads * queries, given_log.len())?;
-        self.of_bf16.compare(stream)?;
-        let (mut launches, mut logs) = (Vec::new(), Vec::new());
-        let of_rows = strides(layout, [batches, queries, heads, head_size]);
-        let whole_keys = self.config.attention.keys;
-        let of_keys = strides(layout, [batches, whole_keys, key_heads, head_size]);
+        Error::check_length("ContextParallelFp8, log_sum_exp", batches * heads * queries, log_sum_exp.len())?;
+        self.open(stream)?;
         let scale = |at: u64| self.scales.part(at..at + 1);
-        for (Part { first, queries: rows, keys }, kernel) in &self.launches {
-            let (start, log) = (first * of_rows[1], first * batches * heads..(first + rows) * batches * heads);
-            let end = elements(Strided { shape: [batches, queries, heads, head_size], strides: [0; 4] });
-            let start = start.min(end);
-            let q = Heads::strided(self.codes[0].part(start..end), [batches, *rows, heads, head_size], of_rows)?;
-            let [k, v] = self.natural.each_ref().map(|codes| Heads::strided(codes.view(), [batches, *keys, key_heads, head_size], of_keys));
-            let part = again(&out, out_len).split_at(start).1;
-            let out = HeadsMut::strided(part, [batches, *rows, heads, head_size], of_rows)?;
-            let scales = Some(Scales { q: scale(0), k: scale(1), v: scale(2) });
-            let inputs = Inputs { scales, ..Inputs::new(q, k?, v?) };
-            launches.push(kernel.bind(stream, inputs, Outputs::new(out, self.log_sum_exp.lend_part(log.clone())))?);
-            let from = Pitched { start: log.start, pitch: *rows };
-            logs.push(Rows { count: batches * heads, width: *rows, from, to: Pitched { start: *first, pitch: queries } });
-        }
+        let scales = Scales { q: scale(0), k: scale(1), v: scale(2) };
+        let mut pass = match &self.forward {
+            Forward::Gather(gathered) => gathered.bind(stream, &self.codes, scales, (out, out_len), log_sum_exp)?,
+            Forward::AllToAll(traded) => traded.bind(stream, &self.codes, scales, out, log_sum_exp)?,
+        };
         Ok(Bound::new(move |stream| {
             let _turn = lock(&self.turn);
             self.cast(stream, tensors)?;
-            for ((codes, by_rank), natural) in self.codes[1..].iter().zip(&self.by_rank).zip(&self.natural) {
-                self.messages.gather(stream, bytes(codes.view()), bytes_mut(by_rank.lend()))?;
-                let copies = order_of_tokens(&self.local, by_rank.len(), true);
-                Rows::copy_all(stream, "ContextParallelFp8, the order of tokens", by_rank.view(), natural.lend(), &copies)?;
-            }
-            launches.iter_mut().try_for_each(|launch| launch.run(stream))?;
-            let (from, to) = (self.log_sum_exp.view(), DeviceViewMut::reborrow(&mut given_log));
-            Rows::copy_all(stream, "ContextParallelFp8, log_sum_exp", from, to, &logs)
+            pass.run(stream)
         }))
+    }
+
+    /// Compares what ranks made, and opens what they share.
+    fn open(&self, stream: &Stream) -> Result<()> {
+        self.of_bf16.compare(stream)?;
+        self.numbers.open(stream)
     }
 
     /// Binds tensors of this rank to a backward pass, as [`ContextParallel::bind_backward`]; queries, keys and values have no gaps.
@@ -308,7 +304,7 @@ impl<'t> ContextParallelFp8<'t> {
     ) -> Result<Bound<'a>> {
         let tensors = self.whole(&inputs.forward)?;
         self.check_left(&inputs.forward)?;
-        self.of_bf16.compare(stream)?;
+        self.open(stream)?;
         let [q, k, v] = self.values.each_ref().map(Scratch::view);
         let inputs = BackwardInputs { forward: Inputs::new(q, k, v), ..inputs };
         let mut pass = self.of_bf16.bind_backward(stream, inputs, gradients)?;
@@ -335,41 +331,24 @@ impl<'t> ContextParallelFp8<'t> {
     }
 }
 
-impl fmt::Debug for ContextParallelFp8<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextParallelFp8").field("config", &self.config).field("share", &self.local.share).finish_non_exhaustive()
+impl Forward<'_> {
+    fn kernels(&self) -> (Vec<&'static str>, u32) {
+        match self {
+            Self::Gather(gathered) => gathered.kernels(),
+            Self::AllToAll(traded) => traded.kernels(),
+        }
+    }
+
+    fn memory(&self) -> u64 {
+        match self {
+            Self::Gather(gathered) => gathered.memory(),
+            Self::AllToAll(traded) => traded.memory(),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::comm::{Rank, WorldSize};
-
-    /// Every query sees the keys up to its own token, in one launch.
-    #[test]
-    fn launches_see_what_a_causal_mask_leaves() {
-        for world in (1..6).filter_map(WorldSize::new) {
-            for partition in [Partition::Zigzag, Partition::Contiguous] {
-                let tokens = 3 * partition.chunks(world);
-                let attention = AttentionConfig { queries: tokens, keys: tokens, mask: Mask::CausalTopLeft, ..AttentionConfig::default() };
-                let config = ContextParallelConfig { partition, ..ContextParallelConfig::new(attention) };
-                for rank in world.ranks() {
-                    let mut rows = 0;
-                    for part in parts(&config, Share { partition, rank, world }) {
-                        assert_eq!(part.first, rows);
-                        for row in 0..part.queries {
-                            let token = partition.token(rank, world, tokens, part.first + row);
-                            assert_eq!(token + 1, part.keys - part.queries + row + 1, "{rank} of {world}, {part:?}");
-                        }
-                        rows += part.queries;
-                    }
-                    assert_eq!(rows, tokens / u64::from(world.get()));
-                }
-            }
-        }
-        let share = Share { partition: Partition::Zigzag, rank: Rank::ZERO, world: WorldSize::new(2).unwrap() };
-        let full = ContextParallelConfig::new(AttentionConfig { queries: 8, keys: 12, ..AttentionConfig::default() });
-        assert_eq!(parts(&full, share), [Part { first: 0, queries: 4, keys: 12 }]);
+impl fmt::Debug for ContextParallelFp8<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextParallelFp8").field("config", &self.config).field("share", &self.local.share).finish_non_exhaustive()
     }
 }

@@ -1,5 +1,6 @@
 //! Some of the heads of each rank, which are traded together.
 
+use std::iter;
 use std::ops::Range;
 
 use oxtile_tile::launch::BufferAccess;
@@ -7,14 +8,17 @@ use oxtile_tile::launch::BufferAccess;
 use super::element::ContextElement;
 use super::lane::{Lane, Trade, Way};
 use super::plan::Direction;
+use super::trading::HeadGroup;
 use crate::attention::AttentionConfig;
 use crate::runtime::{Result, Stream};
 use crate::symmetric::Arena;
 
 /// Some of each rank's heads.
 pub(super) struct Group<T> {
-    /// The first of this rank's, and how many.
+    /// The first of this rank's query heads, and how many.
     pub heads: [u64; 2],
+    /// How many key heads.
+    pub key_heads: u64,
     pub q: Lane<T>,
     pub k: Lane<T>,
     pub v: Lane<T>,
@@ -31,36 +35,56 @@ const FULL_WIDTH: u64 = 256;
 /// The most groups.
 const MOST_GROUPS: u64 = 4;
 
-/// Into how many groups a rank's heads are cut: each has whole key heads, and rows that copy engines take at their full rate.
-pub(super) fn groups_of(all: &AttentionConfig, size: u64) -> u64 {
-    let is_wide = |count: &u64| {
-        all.key_heads.is_multiple_of(*count) && (all.key_heads / count).saturating_mul(all.head_size).saturating_mul(size) >= FULL_WIDTH
-    };
-    (1..=MOST_GROUPS).rev().find(is_wide).unwrap_or(1)
+/// The key heads of each group that a rank's heads are cut into: rows that copy engines take at their full rate. Beside the heads of the first group and the results of the last one
+/// nothing is computed, so these two are half as large where there are heads enough.
+pub(super) fn groups_of(all: &AttentionConfig, size: u64) -> Vec<u64> {
+    let is_wide = |key_heads: u64| key_heads.saturating_mul(all.head_size).saturating_mul(size) >= FULL_WIDTH;
+    let fits = |count: &u64| all.key_heads.is_multiple_of(*count) && is_wide(all.key_heads / count);
+    let count = (1..=MOST_GROUPS).rev().find(fits).unwrap_or(1);
+    let (equal, middle) = (all.key_heads / count, count.saturating_sub(2));
+    let end = equal / 2;
+    if middle == 0 || end == 0 || !is_wide(end) {
+        return vec![equal; count as usize];
+    }
+    let rest = all.key_heads - 2 * end;
+    let of_middle = (0..middle).map(|at| rest / middle + u64::from(at < rest % middle));
+    iter::once(end).chain(of_middle).chain([end]).collect()
+}
+
+/// The first of each, and how many, of sizes that follow one another.
+pub(super) fn in_rows(sizes: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+    sizes.iter().scan(0, |next, size| {
+        let first = *next;
+        *next += size;
+        Some((first, *size))
+    })
 }
 
 impl<T: ContextElement> Group<T> {
-    /// Memory of part `number` of `count` of the heads of each rank, of the arena if there is one.
+    /// Memory of so many key heads of each rank from the first one on, and of their query heads; of the arena if there is one.
     pub fn new(
         stream: &Stream,
         place: (Trade, Option<&Arena>),
         all: &AttentionConfig,
-        part @ [number, count]: [u64; 2],
+        of_keys @ [first, count]: [u64; 2],
         sharing: u64,
     ) -> Result<Self> {
         let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = *all;
         let value = all.value_size();
-        let lane = |name, shape, way| Lane::new(stream, place, name, shape, part, (1, way));
-        let shared = |name, shape, way| Lane::new(stream, place, name, shape, part, (sharing, way));
+        let group = heads / key_heads;
+        let of_queries = [first * group, count * group];
+        let lane = |name, shape, way| Lane::new(stream, place, name, shape, of_queries, (1, way));
+        let shared = |name, shape, way| Lane::new(stream, place, name, shape, of_keys, (sharing, way));
         let [of_q, of_k, of_v, of_out] =
             [[queries, heads, head_size], [keys, key_heads, head_size], [keys, key_heads, value], [queries, heads, value]];
         Ok(Self {
-            heads: [number * heads / count, heads / count],
+            heads: of_queries,
+            key_heads: count,
             q: lane("traded queries", of_q, Way::Given)?,
             k: shared("traded keys", of_k, Way::Given)?,
             v: shared("traded values", of_v, Way::Given)?,
             out: lane("traded results", of_out, Way::Both)?,
-            log_sum_exp: Lane::new(stream, place, "traded log-sum-exp", [queries, heads, 1], part, (1, Way::Both))?,
+            log_sum_exp: Lane::new(stream, place, "traded log-sum-exp", [queries, heads, 1], of_queries, (1, Way::Both))?,
             grad_out: lane("traded gradients of results", of_out, Way::Given)?,
             grads: [
                 lane("traded gradients", of_q, Way::Taken)?,
@@ -80,12 +104,6 @@ impl<T: ContextElement> Group<T> {
     pub fn range(&self) -> Range<u64> {
         let [first, count] = self.heads;
         first..first + count
-    }
-
-    /// Its memory of all tokens, to be written.
-    pub fn accesses(&self) -> Vec<BufferAccess<'_>> {
-        let tensors = self.backward().into_iter().chain(&self.grads).map(|lane| lane.natural.access(true));
-        tensors.chain([self.log_sum_exp.natural.access(true)]).collect()
     }
 
     /// What the forward pass gives.
@@ -112,5 +130,40 @@ impl<T: ContextElement> Group<T> {
             false => self.forward().into_iter().chain([&self.out]).collect(),
         };
         lanes.into_iter().map(Lane::bytes).sum::<u64>() + self.log_sum_exp.bytes()
+    }
+}
+
+impl<T: ContextElement> HeadGroup for Group<T> {
+    fn accesses(&self) -> Vec<BufferAccess<'_>> {
+        let tensors = self.backward().into_iter().chain(&self.grads).map(|lane| lane.natural.access(true));
+        tensors.chain([self.log_sum_exp.natural.access(true)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Groups have all key heads, the ends half as many as equal ones, and none has rows that copy engines take slowly where a rank's heads are wide enough.
+    #[test]
+    fn the_ends_are_smaller() {
+        let of = |key_heads, head_size| groups_of(&AttentionConfig { key_heads, head_size, ..AttentionConfig::default() }, 2);
+        assert_eq!(of(8, 128), [1, 3, 3, 1]);
+        assert_eq!(of(16, 128), [2, 6, 6, 2]);
+        assert_eq!(of(12, 128), [1, 5, 5, 1]);
+        assert_eq!(of(6, 128), [1, 4, 1]);
+        assert_eq!(of(4, 128), [1, 1, 1, 1]);
+        // A head of 64 is a row of 128 bytes.
+        assert_eq!(of(8, 64), [2, 2, 2, 2]);
+        assert_eq!(of(16, 64), [2, 6, 6, 2]);
+        assert_eq!(of(2, 128), [1, 1]);
+        assert_eq!(of(1, 64), [1]);
+        for (key_heads, head_size) in (1..40).flat_map(|heads| [64, 128, 256].map(|size| (heads, size))) {
+            let sizes = of(key_heads, head_size);
+            assert_eq!(sizes.iter().sum::<u64>(), key_heads);
+            assert!(sizes.len() == 1 || sizes.iter().all(|size| size * head_size * 2 >= FULL_WIDTH), "{sizes:?}");
+            let rows: Vec<_> = in_rows(&sizes).collect();
+            assert!(rows.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0) && rows[0].0 == 0, "{rows:?}");
+        }
     }
 }

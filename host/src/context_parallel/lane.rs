@@ -42,15 +42,15 @@ pub(super) enum Way {
 
 /// A tensor on its way, in blocks of a rank each.
 pub(super) struct Lane<T> {
-    trade: Trade,
+    pub(super) trade: Trade,
     /// Tokens of all ranks.
-    tokens: u64,
+    pub(super) tokens: u64,
     /// Heads of each rank that are on their way, and elements of a head.
-    heads: u64,
+    pub(super) heads: u64,
     size: u64,
     /// All heads of each rank, and the first of them that is on its way.
-    of_rank: u64,
-    first: u64,
+    pub(super) of_rank: u64,
+    pub(super) first: u64,
     /// Ranks that have the same heads.
     sharing: u64,
     /// The sums of what those ranks give back.
@@ -70,28 +70,27 @@ impl Trade {
         Self { share, layout: config.layout, batches }
     }
 
-    fn ranks(&self) -> u64 {
+    pub(super) fn ranks(&self) -> u64 {
         u64::from(self.share.world.get())
     }
 
     /// Whether the lengths of sequences are known on the device alone.
-    fn is_packed(&self) -> bool {
+    pub(super) fn is_packed(&self) -> bool {
         self.layout == Layout::Packed
     }
 }
 
 impl<T: Pod> Lane<T> {
-    /// Memory for a tensor of so many tokens of all ranks and heads of each, of which part `number` of `count` equal ones is on its way. So many ranks have the same
+    /// Memory for a tensor of so many tokens of all ranks and heads of each, of which `heads` from `first` on are on their way. So many ranks have the same
     /// heads. Other ranks put heads into memory of the arena, if there is one: into their places among all tokens, or of packed sequences, and on the way back, into blocks.
     pub fn new(
         stream: &Stream,
         (trade, arena): (Trade, Option<&Arena>),
         name: &str,
         [tokens, of_rank, size]: [u64; 3],
-        [number, count]: [u64; 2],
+        [first, heads]: [u64; 2],
         (sharing, way): (u64, Way),
     ) -> Result<Self> {
-        let heads = of_rank / count;
         let len = trade.batches * tokens * heads * size;
         let (by_messages, is_packed) = (arena.is_none(), trade.is_packed());
         let of = |is_used| if is_used { len } else { 0 };
@@ -101,7 +100,7 @@ impl<T: Pod> Lane<T> {
             received: Place::new(stream, arena, name, of(by_messages || way != Way::Given))?,
             arrived: Place::new(stream, arena, name, of(!by_messages && is_packed && way != Way::Taken))?,
             natural: Place::new(stream, arena.filter(|_| !is_packed && way != Way::Taken), name, len)?,
-            first: number * heads,
+            first,
             trade,
             tokens,
             heads,
@@ -198,7 +197,7 @@ impl<T: Pod> Lane<T> {
         self.taken_from(to, self.token_shape())
     }
 
-    fn taken_from(&self, to: Rank, shape: [u64; 3]) -> Vec<Rows> {
+    pub(super) fn taken_from(&self, to: Rank, shape: [u64; 3]) -> Vec<Rows> {
         let (me, len) = (self.trade.share.rank, self.block_len());
         if self.trade.is_packed() {
             let at = |rank: Rank| Pitched { start: self.block(rank).start, pitch: len };
@@ -209,7 +208,7 @@ impl<T: Pod> Lane<T> {
     }
 
     /// A place in the block of one rank, in that of another.
-    fn moved(&self, place: Pitched, from: Rank, to: Rank) -> Pitched {
+    pub(super) fn moved(&self, place: Pitched, from: Rank, to: Rank) -> Pitched {
         Pitched { start: place.start - self.block(from).start + self.block(to).start, ..place }
     }
 
@@ -229,10 +228,38 @@ impl<T: Pod> Lane<T> {
         Rows::copy_all(stream, "all-to-all", tensor.view(), self.sent.lend(), &copies)
     }
 
-    /// Copies the blocks that were received into a tensor of this rank's tokens.
+    /// Whether results of this rank's tokens go through a block here too: those of shared heads are added up.
+    pub fn is_summed(&self) -> bool {
+        self.sharing > 1
+    }
+
+    /// Copies results of this rank's tokens from where they were computed into a tensor of them, unless they are to be [added up](Self::is_summed).
+    pub fn keep(&self, within: Within<'_>, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
+        let me = self.trade.share.rank;
+        if self.is_summed() {
+            return Ok(());
+        }
+        let rows: Vec<_> = match self.trade.is_packed() {
+            true => self.block_of(layout, me.index().into(), 1),
+            // The way that heads came.
+            false => self.given(layout, me).into_iter().map(Rows::turned).collect(),
+        };
+        within.copy("all-to-all", self.results().view(), target, &rows)
+    }
+
+    /// Copies the blocks that were received of other ranks, or what blocks add up to, into a tensor of this rank's tokens.
     pub fn unpack(&self, within: Within<'_>, layout: Strided<4>, target: DeviceViewMut<'_, T>) -> Result<()> {
-        let blocks = if self.sharing > 1 { &self.summed } else { &*self.received };
-        within.copy("all-to-all", blocks.view(), target, &self.blocks(layout, 1))
+        if self.is_summed() {
+            return within.copy("all-to-all", self.summed.view(), target, &self.blocks(layout, 1));
+        }
+        let rows: Vec<_> = self.others().flat_map(|rank| self.block_of(layout, rank, 1)).collect();
+        within.copy("all-to-all", self.received.view(), target, &rows)
+    }
+
+    /// The numbers of the other ranks.
+    pub(super) fn others(&self) -> impl Iterator<Item = u64> {
+        let me = self.trade.share.rank;
+        self.trade.share.world.ranks().filter(move |rank| *rank != me).map(|rank| rank.index().into())
     }
 
     /// Adds up the blocks of ranks that have the same heads, in their order.
@@ -250,7 +277,7 @@ impl<T: Pod> Lane<T> {
     }
 
     /// The blocks of all ranks, whichever way they came.
-    fn blocks_here(&self) -> DeviceView<'_, T> {
+    pub(super) fn blocks_here(&self) -> DeviceView<'_, T> {
         if self.arrived.len() > 0 { self.arrived.view() } else { self.received.view() }
     }
 
@@ -263,12 +290,12 @@ impl<T: Pod> Lane<T> {
         Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)
     }
 
-    /// Cuts the order of tokens into blocks.
+    /// Cuts the order of tokens into blocks, but for this rank's where that is [kept](Self::keep).
     pub fn cut(&self, stream: &Stream, packed: Option<&Order>) -> Result<()> {
         if let Some(Order { reorder, offsets }) = packed {
             return reorder.to_rank_major(stream, offsets.view(), self.natural.view(), self.sent.lend(), self.heads * self.size);
         }
-        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.shares(self.token_shape()))
+        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.sent_shares(self.token_shape()))
     }
 
     /// Sequences, tokens of each, and elements of a token, as all tokens lie.
@@ -279,18 +306,25 @@ impl<T: Pod> Lane<T> {
         }
     }
 
-    /// Where the tokens of each rank lie in the order of tokens (`from`), and in blocks.
-    fn shares(&self, shape: [u64; 3]) -> Vec<Rows> {
-        let of_rank = |rank: Rank| {
-            let start = self.block(rank).start;
-            (Share { rank, ..self.trade.share }).copies(shape).into_iter().map(move |mut rows| {
-                rows.to.start += start;
-                rows
-            })
-        };
-        self.trade.share.world.ranks().flat_map(of_rank).collect()
+    /// [Those](Self::shares) of the ranks to which results go by blocks.
+    pub(super) fn sent_shares(&self, shape: [u64; 3]) -> Vec<Rows> {
+        let me = self.trade.share.rank;
+        let ranks = self.trade.share.world.ranks().filter(|rank| *rank != me || self.is_summed());
+        ranks.flat_map(|rank| self.shares_of(rank, shape)).collect()
     }
 
+    /// Where the tokens of each rank lie in the order of tokens (`from`), and in blocks.
+    pub(super) fn shares(&self, shape: [u64; 3]) -> Vec<Rows> {
+        self.trade.share.world.ranks().flat_map(|rank| self.shares_of(rank, shape)).collect()
+    }
+
+    fn shares_of(&self, rank: Rank, shape: [u64; 3]) -> impl Iterator<Item = Rows> {
+        let start = self.block(rank).start;
+        (Share { rank, ..self.trade.share }).copies(shape).into_iter().map(move |mut rows| {
+            rows.to.start += start;
+            rows
+        })
+    }
     /// All tokens as a tensor of heads.
     pub fn heads(&self) -> Result<Heads<'_, T>> {
         let shape = [self.trade.batches, self.tokens, self.heads, self.size];
@@ -307,75 +341,5 @@ impl<T: Pod> Lane<T> {
             Layout::Bshd | Layout::Packed => HeadsMut::bshd(self.natural.lend(), shape),
             Layout::Sbhd => HeadsMut::sbhd(self.natural.lend(), shape),
         }
-    }
-}
-
-/// A number for each head and token: `[batches, heads, tokens]`.
-impl Lane<f32> {
-    /// Where a rank's block lies in the numbers of all heads: `from` is the block.
-    fn block_of_numbers(&self, rank: u64) -> Rows {
-        let Self { trade: Trade { batches, .. }, heads, tokens, of_rank, first, .. } = *self;
-        let (rows, ranks) = (tokens / self.trade.ranks(), self.trade.ranks());
-        let from = Pitched { start: rank * batches * heads * rows, pitch: heads * rows };
-        let to = Pitched { start: (rank * of_rank + first) * rows, pitch: ranks * of_rank * rows };
-        Rows { count: batches, width: heads * rows, from, to }
-    }
-
-    fn number_blocks(&self) -> Vec<Rows> {
-        (0..self.trade.ranks()).map(|rank| self.block_of_numbers(rank)).collect()
-    }
-
-    /// As [`given`](Self::given), of the numbers of all heads.
-    pub fn given_numbers(&self, to: Rank) -> Vec<Rows> {
-        let (me, rank) = (self.trade.share.rank, u64::from(to.index()));
-        let block = self.block_of_numbers(rank);
-        if self.trade.is_packed() {
-            return vec![Rows { from: self.moved(block.from, to, me), ..block }.turned()];
-        }
-        let (rows, tokens) = (self.tokens / self.trade.ranks(), self.tokens);
-        let of = |(chunk, batch): (Rows, u64)| {
-            let from = Pitched { start: block.to.start + batch * block.to.pitch + chunk.to.start, pitch: rows };
-            let to = Pitched { start: batch * self.heads * tokens + chunk.from.start, pitch: tokens };
-            Rows { count: self.heads, width: chunk.width, from, to }
-        };
-        let chunks = self.trade.share.copies([1, tokens, 1]).into_iter();
-        chunks.flat_map(|chunk| (0..self.trade.batches).map(move |batch| (chunk, batch))).map(of).collect()
-    }
-
-    /// As [`taken`](Self::taken).
-    pub fn taken_numbers(&self, to: Rank) -> Vec<Rows> {
-        self.taken_from(to, self.number_shape())
-    }
-
-    /// As [`pack`](Self::pack).
-    pub fn pack_numbers(&self, stream: &Stream, numbers: DeviceView<'_, f32>) -> Result<()> {
-        let copies: Vec<_> = self.number_blocks().into_iter().map(Rows::turned).collect();
-        Rows::copy_all(stream, "all-to-all", numbers, self.sent.lend(), &copies)
-    }
-
-    /// As [`unpack`](Self::unpack).
-    pub fn unpack_numbers(&self, within: Within<'_>, target: DeviceViewMut<'_, f32>) -> Result<()> {
-        within.copy("all-to-all", self.received.view(), target, &self.number_blocks())
-    }
-
-    fn number_shape(&self) -> [u64; 3] {
-        [self.trade.batches * self.heads, self.tokens, 1]
-    }
-
-    /// As [`order`](Self::order).
-    pub fn order_numbers(&self, stream: &Stream, packed: Option<&Order>) -> Result<()> {
-        if let Some(Order { reorder, offsets }) = packed {
-            return reorder.numbers_to_natural(stream, offsets.view(), self.blocks_here(), self.natural.lend(), self.heads);
-        }
-        let copies: Vec<_> = self.shares(self.number_shape()).into_iter().map(Rows::turned).collect();
-        Rows::copy_all(stream, "all-to-all", self.received.view(), self.natural.lend(), &copies)
-    }
-
-    /// As [`cut`](Self::cut).
-    pub fn cut_numbers(&self, stream: &Stream, packed: Option<&Order>) -> Result<()> {
-        if let Some(Order { reorder, offsets }) = packed {
-            return reorder.numbers_to_rank_major(stream, offsets.view(), self.natural.view(), self.sent.lend(), self.heads);
-        }
-        Rows::copy_all(stream, "all-to-all", self.natural.view(), self.sent.lend(), &self.shares(self.number_shape()))
     }
 }

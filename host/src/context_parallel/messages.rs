@@ -2,7 +2,7 @@
 
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
-use crate::comm::{Communicator, Rank, ReduceOp, WorldSize};
+use crate::comm::{Communicator, Rank, WorldSize};
 use crate::runtime::{Result, Stream};
 
 /// The calls of a [`Communicator`] that schedules make.
@@ -12,7 +12,6 @@ pub(super) trait Messages: Send + Sync {
     fn exchange(&self, stream: &Stream, sends: &[(Rank, DeviceView<'_, u8>)], receives: &[(Rank, DeviceViewMut<'_, u8>)]) -> Result<()>;
     fn gather(&self, stream: &Stream, shard: DeviceView<'_, u8>, all: DeviceViewMut<'_, u8>) -> Result<()>;
     fn gather_numbers(&self, stream: &Stream, shard: DeviceView<'_, f32>, all: DeviceViewMut<'_, f32>) -> Result<()>;
-    fn largest(&self, stream: &Stream, numbers: DeviceViewMut<'_, f32>) -> Result<()>;
     fn wait(&self, stream: &Stream) -> Result<()>;
 }
 
@@ -36,10 +35,6 @@ impl<C: Communicator + Send + Sync> Messages for C {
 
     fn gather_numbers(&self, stream: &Stream, shard: DeviceView<'_, f32>, all: DeviceViewMut<'_, f32>) -> Result<()> {
         self.all_gather(stream, shard, all)
-    }
-
-    fn largest(&self, stream: &Stream, numbers: DeviceViewMut<'_, f32>) -> Result<()> {
-        self.all_reduce(stream, numbers, ReduceOp::Max)
     }
 
     fn wait(&self, stream: &Stream) -> Result<()> {

@@ -10,17 +10,18 @@
 //! | `launches` | which launches a rank makes, of whose keys |
 //! | `local`, `arrays` | a rank's attention as packed sequences, and what its queries see |
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
-//! | `fp8` | attention of 8 bits |
+//! | `fp8`, `fp8_gathered`, `fp8_traded` | attention of 8 bits, of gathered codes, or of traded ones |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `gathered` | keys of all ranks in the order of tokens |
-//! | `all_to_all`, `head_group` | attention by traded heads, some of which travel together |
-//! | `lane`, `carrier` | tensors on their way, and by what they travel |
+//! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
+//! | `lane`, `lane_numbers`, `carrier` | tensors, and numbers, on their way, and by what they travel |
 //! | `detour` | copies within a device by its copy engines |
 //! | `sinks`, `numbers` | the gradient of learnable sinks; numbers of all ranks, brought together |
 //! | `element`, `memory` | elements, and memory that a pass's operations share |
 
 mod agreement;
 mod all_to_all;
+mod alone;
 mod arrays;
 mod backward;
 mod carrier;
@@ -32,9 +33,12 @@ mod element;
 mod engine;
 mod forward;
 mod fp8;
+mod fp8_gathered;
+mod fp8_traded;
 mod gathered;
 mod head_group;
 mod lane;
+mod lane_numbers;
 mod launches;
 mod local;
 mod memory;
@@ -45,6 +49,7 @@ mod numbers;
 mod plan;
 mod pull;
 mod sinks;
+mod trading;
 mod transport;
 
 pub use crate::thd::{Partition, Share};

@@ -138,7 +138,9 @@ impl ContextParallelConfig {
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
-                let wire = received / HOPPER.copies / groups_of(&traded, size) as f64;
+                // The heads of the first group, and the results of the last one.
+                let ends = groups_of(&traded, size)[0] as f64 / traded.key_heads as f64;
+                let wire = received / HOPPER.copies * ends;
                 Time { compute: whole * HOPPER.groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
             }
             Schedule::AllToAll => Time { compute: whole, exposed: received / HOPPER.heads },

@@ -13,7 +13,7 @@ use oxtile_tile::launch::DeviceView;
 use super::launches::reader_of;
 use super::memory::{Place, Scratch};
 use super::messages::Messages;
-use crate::comm::{Member, Rank};
+use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Result, Stream};
 use crate::symmetric::{Arena, Flags, Pitched, Rows};
@@ -53,6 +53,11 @@ impl<'t> Numbers<'t> {
         let all = Place::new(stream, Some(arena), WHAT, len * u64::from(member.team().size().get()))?;
         let way = Way::Puts { arena: arena.clone(), member: member.clone(), flags: arena.flags(WHAT, FLAGS)?, is_open: Mutex::default() };
         Ok(Self { way, own: Scratch::new(stream, WHAT, len)?, all })
+    }
+
+    /// Bytes of the arena that so many numbers of each rank take.
+    pub fn arena_bytes(world: WorldSize, len: u64) -> u64 {
+        (u64::from(world.get()) * len * size_of::<f32>() as u64).next_multiple_of(256)
     }
 
     /// Before the first pass: nothing has been put so far. Meets the ranks whose memory is reached.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use oxtile_kernels::thd as kernels;
-use oxtile_kernels::thd::{Numbers, PartitionIndicesArgs, ReorderArgs, ReorderNumbersArgs};
+use oxtile_kernels::thd::{PartitionIndicesArgs, ReorderArgs, ReorderNumbersArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
@@ -37,8 +37,7 @@ use crate::runtime::{Loaded, Result, Runtime, Stream};
 pub struct Reorder {
     kernel: Loaded<kernels::Reorder>,
     numbers: Loaded<kernels::ReorderNumbers>,
-    share: kernels::Share,
-    teams: u32,
+    team: kernels::Team,
 }
 
 impl Reorder {
@@ -48,14 +47,18 @@ impl Reorder {
     /// [`Error::Invalid`](crate::Error::Invalid) for a world of more than 65536 ranks; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, world: WorldSize, partition: Partition) -> Result<Self> {
         let share = Share { world, rank: Rank::ZERO, partition }.checked("Reorder")?;
-        Ok(Self { kernel: runtime.load()?, numbers: runtime.load()?, share, teams: 1 })
+        Ok(Self {
+            kernel: runtime.load()?,
+            numbers: runtime.load()?,
+            team: kernels::Team { world: share.world, is_zigzag: share.is_zigzag, count: 1 },
+        })
     }
 
     /// The same of tensors with one of `teams` equal parts of each sequence, which the ranks of a team share: `cu_seqlens_padded` are those of whole sequences, whose padded lengths are multiples
     /// of the chunks of all ranks of all teams.
     #[must_use]
     pub fn of_teams(self, teams: u32) -> Self {
-        Self { teams, ..self }
+        Self { team: kernels::Team { count: teams, ..self.team }, ..self }
     }
 
     /// Enqueues the way to natural order, of rows of `width` elements.
@@ -128,15 +131,7 @@ impl Reorder {
         to_natural: bool,
     ) -> Result<()> {
         let [rows, heads] = [narrow("Reorder", "rows", source.len().checked_div(heads).unwrap_or(0))?, narrow("Reorder", "heads", heads)?];
-        let args = ReorderNumbersArgs {
-            source,
-            target,
-            cu_seqlens_padded,
-            share: self.share,
-            teams: self.teams,
-            size: Numbers { heads, rows },
-            to_natural,
-        };
+        let args = ReorderNumbersArgs { source, target, cu_seqlens_padded, team: self.team, rows, heads, to_natural };
         self.numbers.launch(stream, args)
     }
 
@@ -153,14 +148,13 @@ impl Reorder {
         check_start("Reorder", "the source", source.address())?;
         check_start("Reorder", "the target", target.address())?;
         let (source, target) = (source.cast(), target.cast());
-        self.kernel
-            .launch(stream, ReorderArgs { source, target, cu_seqlens_padded, share: self.share, teams: self.teams, extent, to_natural })
+        self.kernel.launch(stream, ReorderArgs { source, target, cu_seqlens_padded, team: self.team, extent, to_natural })
     }
 }
 
 impl fmt::Debug for Reorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reorder").field("share", &self.share).finish_non_exhaustive()
+        f.debug_struct("Reorder").field("team", &self.team).finish_non_exhaustive()
     }
 }
 

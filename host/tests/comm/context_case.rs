@@ -5,7 +5,7 @@ use std::time::Duration;
 use half::bf16 as Half;
 use oxtile::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Outputs, Sink};
 use oxtile::comm::{Rank, WorldSize};
-use oxtile::context_parallel::{ContextElement, ContextParallel, ContextParallelConfig, Schedule};
+use oxtile::context_parallel::{ContextElement, ContextParallel, ContextParallelConfig, ContextParallelFp8, Schedule};
 use oxtile::num::{bf16, f16};
 use oxtile::runtime::Mode;
 use oxtile::symmetric::ArenaOptions;
@@ -56,7 +56,9 @@ impl Case {
     }
 
     pub fn options(&self) -> ArenaOptions {
-        ArenaOptions { bytes: self.config.arena_bytes(self.world(), 2), deadline: self.deadline, ..ArenaOptions::default() }
+        // Operations of 8 bits may take more.
+        let bytes = self.config.arena_bytes(self.world(), 2).max(ContextParallelFp8::arena_bytes(&self.config, self.world()));
+        ArenaOptions { bytes, deadline: self.deadline, ..ArenaOptions::default() }
     }
 
     pub fn world(&self) -> WorldSize {

@@ -34,24 +34,41 @@ fn cast(case: &Case, whole: &Whole) -> Result<Whole> {
 
 /// What every rank finds by a call of each pass.
 fn results(case: &Case, whole: &Whole) -> Result<Vec<Results>> {
-    results_over(case, whole, Bug::Nothing)
+    results_over(case, whole, Over::Messages(Bug::Nothing))
 }
 
-/// The same over messages that are tampered with.
-fn results_over(case: &Case, whole: &Whole, bug: Bug) -> Result<Vec<Results>> {
+/// Over what codes travel.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    /// With the arena, if the case has one.
+    Messages(Bug),
+    Memory,
+}
+
+/// The same over messages that are tampered with, or over memory alone.
+fn results_over(case: &Case, whole: &Whole, over: Over) -> Result<Vec<Results>> {
     let ranks = Ranks::new(case)?;
     let streams = &ranks.world.streams;
     let AttentionConfig { batches, keys, key_heads, head_size, .. } = case.config.attention;
     let keys = batches * keys / u64::from(case.ranks) * key_heads * head_size * 2;
+    let bug = if let Over::Messages(bug) = over { bug } else { Bug::Nothing };
     let tampered: Vec<_> = ranks.world.ranks.iter().map(|of| Tampered { of, bug, keys }).collect();
-    let make = |(stream, messages)| ContextParallelFp8::new(stream, Transport::collective(messages), case.config);
-    let operations = streams.iter().zip(&tampered).map(make).collect::<Result<Vec<_>>>()?;
+    let transport = |at: usize| match (over, ranks.arenas.get(at)) {
+        (Over::Memory, Some(arena)) => Transport::symmetric(arena, &ranks.members[at]),
+        (_, Some(arena)) => Transport::both(&tampered[at], arena, &ranks.members[at]),
+        _ => Transport::collective(&tampered[at]),
+    };
+    let make = |(at, stream)| ContextParallelFp8::new(stream, transport(at), case.config);
+    let operations = streams.iter().enumerate().map(make).collect::<Result<Vec<_>>>()?;
     let mut tensors = ranks.tensors::<bf16>(whole)?;
     for forward in [true, false] {
         for ((operation, stream), Tensors { inputs: [q, k, v, grad], outputs: [out, grad_q, grad_k, grad_v], log_sum_exp, .. }) in
             operations.iter().zip(streams).zip(&mut tensors)
         {
-            operation.spoil_memory(stream)?;
+            // Other ranks put into this memory as soon as they begin.
+            if ranks.arenas.is_empty() {
+                operation.spoil_memory(stream)?;
+            }
             let inputs = Inputs::new(q.view(), k.view(), v.view());
             if forward {
                 operation.bind_forward(stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(stream)?;
@@ -84,7 +101,51 @@ fn cases() -> Vec<Case> {
         gather(3, full),
         by(gather(3, long), Schedule::Ring),
         gather(2, AttentionConfig { queries: 0, keys: 0, ..dense }),
+        Case::new(2, two).by(Schedule::AllToAll),
+        // Two ranks have each key head.
+        Case::new(4, dense).by(Schedule::AllToAll),
+        Case::new(4, AttentionConfig { layout: Layout::Sbhd, ..two }).by_puts(),
+        contiguous(by(Case::new(2, full).by_puts(), Schedule::Pull)),
+        by(Case::new(2, wide()).by_puts(), Schedule::Auto),
+        Case::new(2, AttentionConfig { queries: 0, keys: 0, ..dense }).by_puts(),
     ]
+}
+
+/// Several groups of heads, of which the ends are smaller.
+fn wide() -> AttentionConfig {
+    AttentionConfig { queries: 16, keys: 16, heads: 32, key_heads: 32, head_size: 128, ..BASE }
+}
+
+/// By symmetric memory alone: scales are agreed on, codes are traded, and gradients go back.
+#[test]
+fn codes_travel_by_memory_alone() {
+    let attention = AttentionConfig { queries: 24, keys: 24, heads: 3, key_heads: 3, ..BASE };
+    for (forward, backward) in [(Schedule::AllToAll, Schedule::Pull), (Schedule::Auto, Schedule::Auto)] {
+        let case = Case { has_puts: true, ..Case::new(3, attention) };
+        let case = Case { config: ContextParallelConfig { forward, backward, ..case.config }, ..case };
+        let mut whole = case.whole();
+        case.tell_ranks_apart(&mut whole);
+        let expected = cast(&case, &whole).unwrap().solve();
+        for (rank, found) in case.world().ranks().zip(results_over(&case, &whole, Over::Memory).unwrap()) {
+            case.compare_within(rank, &found, &expected, MOST);
+        }
+    }
+}
+
+/// Traded heads have the bits of one device, whose kernel attends to them: in the forward pass, and with the backward pass by traded heads there too.
+#[test]
+fn traded_codes_have_the_bits_of_one_device() {
+    let small = AttentionConfig { queries: 16, keys: 16, heads: 4, key_heads: 4, ..BASE };
+    for case in [Case::new(2, small).by(Schedule::AllToAll), Case::new(2, wide()).by_puts()] {
+        let whole = case.whole();
+        let alone = Case { ranks: 1, has_puts: false, ..case.clone() };
+        let one = &results(&alone, &whole).unwrap()[0];
+        for (rank, found) in case.world().ranks().zip(results(&case, &whole).unwrap()) {
+            let one = case.of_rank(rank, one);
+            assert!(found.out == one.out && found.log_sum_exp == one.log_sum_exp, "{case:?}, {rank}");
+            assert!(found.grad_q == one.grad_q && found.grad_k == one.grad_k && found.grad_v == one.grad_v, "{case:?}, {rank}");
+        }
+    }
 }
 
 /// Each rank's part against the whole of the operands that one device would make: so scales are those of all ranks, one rank's values are 4 times the one's before.
@@ -112,7 +173,7 @@ fn transformer_engine_keeps_gradients_of_8_bits() {
         let whole = case.whole();
         let expected = cast(&case, &whole).unwrap().solve();
         let is_right = |bug| {
-            let found = results_over(&case, &whole, bug).unwrap();
+            let found = results_over(&case, &whole, Over::Messages(bug)).unwrap();
             let compare = || case.world().ranks().zip(&found).for_each(|(rank, found)| case.compare_within(rank, found, &expected, MOST));
             catch_unwind(AssertUnwindSafe(compare)).is_ok()
         };
@@ -130,10 +191,22 @@ fn what_eight_bits_do_not_have_is_refused() {
         let error = ContextParallelFp8::new(&ranks.world.streams[0], ranks.transport(0), config).unwrap_err().to_string();
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
     };
-    refused(BASE, Schedule::Ring, ["ring cannot be taken of 8 bits", "take gather"]);
+    refused(BASE, Schedule::Ring, ["ring cannot be taken of 8 bits", "take gather or all-to-all"]);
+    refused(AttentionConfig { heads: 3, key_heads: 3, ..BASE }, Schedule::AllToAll, ["all-to-all cannot be taken", "heads is 3"]);
     refused(AttentionConfig { sink: Sink::OffByOne, ..BASE }, Schedule::Auto, ["sink", "ContextParallel of bf16"]);
     refused(AttentionConfig { soft_cap: Some(3.0), ..BASE }, Schedule::Auto, ["soft_cap", "ContextParallel of bf16"]);
     refused(AttentionConfig { head_size: 96, ..BASE }, Schedule::Gather, ["head_size", "64 or 128"]);
     refused(AttentionConfig { max_logit: true, ..BASE }, Schedule::Gather, ["max_logit", "ContextParallel of bf16"]);
     refused(AttentionConfig { layout: Layout::Packed, ..BASE }, Schedule::Gather, ["layout", "Bshd or Sbhd"]);
+    // What memory alone has not is not named as what to take.
+    let of_memory = Ranks::new(&Case::new(2, BASE).by_puts()).unwrap();
+    let error = |forward, attention| {
+        let (stream, transport) = (&of_memory.world.streams[0], Transport::symmetric(&of_memory.arenas[0], &of_memory.members[0]));
+        let config = ContextParallelConfig { forward, ..ContextParallelConfig::new(attention) };
+        ContextParallelFp8::new(stream, transport, config).unwrap_err().to_string()
+    };
+    let gathered = error(Schedule::Gather, BASE);
+    assert!(gathered.contains("take all-to-all, or give Transport::both") && !gathered.contains("pull"), "{gathered}");
+    let none = error(Schedule::Auto, AttentionConfig { heads: 3, key_heads: 3, ..BASE });
+    assert!(none.contains("gather and all-to-all alone") && none.contains("heads is 3") && none.contains("Transport::both"), "{none}");
 }

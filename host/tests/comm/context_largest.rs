@@ -2,8 +2,9 @@
 
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink};
 use oxtile::comm::WorldSize;
-use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::{bf16, f16};
+use oxtile::runtime::Mode;
 
 use crate::context_case::{Case, Element};
 use crate::context_parallel::{BASE, WINDOWS, all};
@@ -101,15 +102,19 @@ fn of_every_element() {
 #[test]
 fn by_memory_alone() {
     let small = AttentionConfig { queries: 12, keys: 12, sink: Sink::Learnable, heads: 3, key_heads: 3, ..LARGEST };
-    for case in [Case::new(3, small).by(Schedule::Pull), Case::new(3, small).by_puts()] {
+    let pull = Case::new(3, small).by(Schedule::Pull);
+    // Rank 0 reads no keys of others, whose flags tell it nothing of them.
+    let contiguous = ContextParallelConfig { partition: Partition::Contiguous, ..pull.config };
+    for case in [Case { config: contiguous, ..pull.clone() }, pull, Case::new(3, small).by_puts()] {
+        let case = Case { mode: Mode::Check, ..case };
         let ranks = Ranks::new(&case).unwrap();
         let make = |((arena, member), stream)| ContextParallel::<bf16>::new(stream, Transport::symmetric(arena, member), case.config);
         let transports = ranks.arenas.iter().zip(&ranks.members).zip(&ranks.world.streams);
         let operations: Vec<_> = transports.map(|transport| make(transport).unwrap()).collect();
         let whole = case.whole();
         let mut tensors = ranks.tensors::<bf16>(&whole).unwrap();
-        // Twice, as a second round waits for the first one's numbers to be read.
-        for is_backward in [false, true, false, true] {
+        // Several times, as each round waits for the numbers of the one before to be read.
+        for is_backward in [false, false, true, false, true] {
             for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
                 let pass = if is_backward { tensors.backward(&case, operation, stream) } else { tensors.forward(&case, operation, stream) };
                 pass.unwrap().run(stream).unwrap();
@@ -129,7 +134,7 @@ fn in_every_order() {
     for schedule in [Schedule::Ring, Schedule::Pull] {
         let case = Case::new(2, small).by(schedule);
         let whole = case.whole();
-        let found = |seed| Case { seed, mode: oxtile::runtime::Mode::Check, ..case.clone() }.results_of(&whole).unwrap();
+        let found = |seed| Case { seed, mode: Mode::Check, ..case.clone() }.results_of(&whole).unwrap();
         let of = |found: Vec<Results>| found.into_iter().map(|found| found.max_logit).collect::<Vec<_>>();
         let first = of(found(1));
         for seed in 2..=crate::support::seeds() / 4 {

@@ -15,7 +15,7 @@
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
-//! | `context_deaths` | ranks of it that end, or are late |
+//! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
@@ -34,6 +34,7 @@ mod collectives;
 mod context_bugs;
 mod context_calls;
 mod context_case;
+mod context_copies;
 mod context_deaths;
 mod context_example;
 mod context_fp8;
@@ -42,6 +43,7 @@ mod context_parallel;
 mod context_protocol;
 mod context_ranks;
 mod context_refusals;
+mod context_requirements;
 mod context_sums;
 mod context_tampered;
 mod context_tensors;

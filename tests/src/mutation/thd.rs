@@ -53,8 +53,7 @@ fn reorder(device: &Device) -> Result<Vec<u32>, Outcome> {
         source: view,
         target: of_target,
         cu_seqlens_padded: offsets.view(),
-        share: SHARE,
-        teams: 1,
+        team: Team { world: SHARE.world, is_zigzag: SHARE.is_zigzag, count: 1 },
         extent,
         to_natural: true,
     };
@@ -71,9 +70,9 @@ fn reorder_numbers(device: &Device) -> Result<Vec<u32>, Outcome> {
         source: view,
         target: of_target,
         cu_seqlens_padded: sums,
-        share: SHARE,
-        teams: 1,
-        size: Numbers { heads, rows: ROWS },
+        team: Team { world: SHARE.world, is_zigzag: SHARE.is_zigzag, count: 1 },
+        rows: ROWS,
+        heads,
         to_natural: true,
     };
     device.launch::<ReorderNumbers>(args)?;

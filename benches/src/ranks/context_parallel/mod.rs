@@ -40,6 +40,8 @@ pub enum By {
     Ring,
     /// By [`Schedule::Pull`], over symmetric memory.
     Pull,
+    /// Of 8 bits forward, by the schedules that they choose.
+    Fp8,
     /// None: puts to the next rank of the bytes that a rank receives.
     Wire,
     /// A peer: torch's `context_parallel`.
@@ -78,12 +80,12 @@ pub enum Passes {
 
 impl By {
     /// Those that make an operation, in the order in which ranks make them.
-    const OPERATIONS: [Self; 5] = [Self::Auto, Self::AllToAll, Self::Gather, Self::Ring, Self::Pull];
+    const OPERATIONS: [Self; 6] = [Self::Auto, Self::AllToAll, Self::Gather, Self::Ring, Self::Pull, Self::Fp8];
 
     /// The schedule that is asked for.
     fn schedule(self) -> Option<Schedule> {
         match self {
-            Self::Auto => Some(Schedule::Auto),
+            Self::Auto | Self::Fp8 => Some(Schedule::Auto),
             Self::AllToAll => Some(Schedule::AllToAll),
             Self::Gather => Some(Schedule::Gather),
             Self::Ring => Some(Schedule::Ring),
@@ -102,6 +104,7 @@ impl By {
             Self::Gather => "gather",
             Self::Ring => "ring",
             Self::Pull => "pull",
+            Self::Fp8 => "8 bits",
             Self::Wire => "wire alone",
             Self::Torch(Rotation::AllGather, Kernels::Cudnn) => "torch all-gather, cuDNN",
             Self::Torch(Rotation::AllGather, Kernels::Flash) => "torch all-gather, flash",
@@ -178,8 +181,8 @@ impl RowRanks {
         let flops = row.flops(passes, *world);
         let milliseconds = flops as f64 / f64::from(*world) / RATE * 1e3;
         let calls = size.pick((ROUND / milliseconds).ceil() as u64, 1).clamp(1, 50);
-        // The fewest that any schedule needs.
-        let bytes = made.iter().filter_map(|made| received(made, passes)).min().unwrap_or(0);
+        // The fewest that any schedule of 16 bits needs.
+        let bytes = made.iter().filter(|made| made.by != By::Fp8).filter_map(|made| received(made, passes)).min().unwrap_or(0);
         let side =
             |by: By| Side { label: by.label(), request: Request { work: Work::ContextParallel { by, passes, row: *row }, bytes, calls } };
         let sides = made.iter().filter(|made| made.plan.is_ok()).map(|made| side(made.by)).collect();

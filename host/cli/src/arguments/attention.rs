@@ -36,6 +36,10 @@ pub struct Attention {
     /// one device (default: one device)
     #[arg(long, value_name = "SCHEDULE", value_parser = schedule, verbatim_doc_comment)]
     pub context_parallel: Option<Schedule>,
+    /// Ranks cast q, k and v to E4M3 by scales that all share, and multiply those in the forward pass: of BF16 and heads of 64
+    /// or 128, by auto, gather or all-to-all
+    #[arg(long, verbatim_doc_comment)]
+    pub fp8: bool,
     /// How many ranks this process plays on the emulator (default: one, of oxtile launch -n RANKS)
     #[arg(long, value_name = "RANKS", allow_negative_numbers = true, value_parser = values::ranks)]
     pub ranks: Option<WorldSize>,
@@ -79,6 +83,9 @@ impl Attention {
     pub(super) fn check(&self) -> Result<(), String> {
         if self.ranks.is_some() && self.context_parallel.is_none() {
             return Err(format!("--ranks goes with --context-parallel, which is one of: {SCHEDULES}"));
+        }
+        if self.fp8 && self.context_parallel.is_none() {
+            return Err("--fp8 goes with --context-parallel, which is one of: auto, gather, all-to-all".to_owned());
         }
         if self.ranks.is_some() && self.device == Device::Cuda {
             let mend = "give --device emulated, or start ranks on GPUs by oxtile launch -n RANKS";

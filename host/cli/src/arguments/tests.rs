@@ -88,12 +88,13 @@ fn every_option_reaches_its_command() {
         window: [None, Some(3)],
         scale: Some(0.5),
         context_parallel: Some(Schedule::Hierarchical { inner: ranks(2) }),
+        fp8: true,
         ranks: Some(ranks(4)),
         device: Device::Emulated,
         json: true,
     };
     let line = "attention -i a -o b --backward --causal bottom-right --window -1,3 --scale 0.5 --context-parallel hierarchical:2 \
-         --ranks 4 --device emulated --json";
+         --fp8 --ranks 4 --device emulated --json";
     assert_eq!(words(line).expect("valid"), Request::Attention(attention));
     let explain = Explain { kernel: "a".into(), records: "b".into(), kernels: "c".into(), svg: Some("d".into()) };
     assert_eq!(words("explain a --records b --kernels c --svg d").expect("valid"), Request::Explain(explain));

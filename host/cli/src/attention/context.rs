@@ -1,13 +1,14 @@
 //! Attention by ranks that share the sequences: each has its rows of the file, and rank 0 gets all results.
 
 use oxtile::{
-    Buffer, HostElement,
+    Bound, Buffer, HostElement, Stream,
     attention::{BackwardInputs, Gradients, Inputs, Layout, Outputs},
     comm::Rank,
-    context_parallel::{ContextElement, ContextParallel, Schedule},
-    num::Pod,
+    context_parallel::{self, ContextElement, ContextParallel, ContextParallelFp8, Schedule},
+    num::{Pod, bf16},
     thd::Packed,
 };
+use oxtile_tile::launch::DeviceView;
 
 use super::{
     JobError, Number, Plan, bytes_of, numbers_of,
@@ -35,6 +36,66 @@ struct Tensors<T> {
     sums: [[Buffer<u32>; 2]; 2],
 }
 
+/// Attention over ranks, of whichever width.
+pub trait Operation<T: ContextElement> {
+    /// What its passes do.
+    fn plan(&self) -> &context_parallel::Plan;
+    /// Where packed sequences lie, of queries and of keys.
+    fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>)
+    -> oxtile::Result<()>;
+    /// Binds a forward pass.
+    fn forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> oxtile::Result<Bound<'a>>;
+    /// Binds a backward pass.
+    fn backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> oxtile::Result<Bound<'a>>;
+}
+
+impl<T: ContextElement> Operation<T> for ContextParallel<'_, T> {
+    fn plan(&self) -> &context_parallel::Plan {
+        ContextParallel::plan(self)
+    }
+
+    fn set_sequences(
+        &self,
+        stream: &Stream,
+        queries: Packed<DeviceView<'_, u32>>,
+        keys: Packed<DeviceView<'_, u32>>,
+    ) -> oxtile::Result<()> {
+        ContextParallel::set_sequences(self, stream, queries, keys)
+    }
+
+    fn forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> oxtile::Result<Bound<'a>> {
+        self.bind_forward(stream, inputs, outputs)
+    }
+
+    fn backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> oxtile::Result<Bound<'a>> {
+        self.bind_backward(stream, inputs, gradients)
+    }
+}
+
+/// It refuses packed sequences when it is made.
+impl Operation<bf16> for ContextParallelFp8<'_> {
+    fn plan(&self) -> &context_parallel::Plan {
+        ContextParallelFp8::plan(self)
+    }
+
+    fn set_sequences(&self, _: &Stream, _: Packed<DeviceView<'_, u32>>, _: Packed<DeviceView<'_, u32>>) -> oxtile::Result<()> {
+        Ok(())
+    }
+
+    fn forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, bf16>, outputs: Outputs<'a, bf16>) -> oxtile::Result<Bound<'a>> {
+        self.bind_forward(stream, inputs, outputs)
+    }
+
+    fn backward<'a>(
+        &'a self,
+        stream: &Stream,
+        inputs: BackwardInputs<'a, bf16>,
+        gradients: Gradients<'a, bf16>,
+    ) -> oxtile::Result<Bound<'a>> {
+        self.bind_backward(stream, inputs, gradients)
+    }
+}
+
 /// Attends by the ranks of `seats`, which are all of the world or one of it. `None` where rank 0 is another process's.
 ///
 /// # Errors
@@ -54,10 +115,40 @@ where
     let config = parts.context(schedule);
     // Those of all ranks, before any is bound.
     let operations = seats.iter().map(|seat| ContextParallel::<H::Device>::new(&seat.stream, seat.transport(), config));
-    let operations = operations.collect::<oxtile::Result<Vec<_>>>()?;
+    attend_by::<H, C>(seats, &operations.collect::<oxtile::Result<Vec<_>>>()?, (input, plan, parts), schedule, progress)
+}
+
+/// The same of 8 bits.
+///
+/// # Errors
+/// As [`attend`].
+pub fn attend_fp8<C: Link>(
+    seats: &[Seat<C>],
+    input: &Checkpoint,
+    plan: &Plan,
+    parts: &Parts,
+    schedule: Schedule,
+    progress: &mut Progress,
+) -> Result<Option<Joined>, JobError> {
+    let config = parts.context(schedule);
+    let operations = seats.iter().map(|seat| ContextParallelFp8::new(&seat.stream, seat.transport(), config));
+    attend_by::<half::bf16, C>(seats, &operations.collect::<oxtile::Result<Vec<_>>>()?, (input, plan, parts), schedule, progress)
+}
+
+fn attend_by<H, C>(
+    seats: &[Seat<C>],
+    operations: &[impl Operation<H::Device>],
+    (input, plan, parts): (&Checkpoint, &Plan, &Parts),
+    schedule: Schedule,
+    progress: &mut Progress,
+) -> Result<Option<Joined>, JobError>
+where
+    H: Number + HostElement<Device: ContextElement>,
+    C: Link,
+{
     let mut tensors = seats.iter().map(|seat| upload::<H, C>(seat, input, plan, parts, progress)).collect::<Result<Vec<_>, _>>()?;
     progress.wait_for("attention");
-    for ((seat, operation), of_rank) in seats.iter().zip(&operations).zip(&mut tensors) {
+    for ((seat, operation), of_rank) in seats.iter().zip(operations).zip(&mut tensors) {
         let Tensors { inputs: [q, k, v], out, log_sum_exp, sums, .. } = of_rank;
         if parts.config.layout == Layout::Packed {
             let [queries, keys] =
@@ -65,14 +156,14 @@ where
             operation.set_sequences(&seat.stream, queries, keys)?;
         }
         let inputs = Inputs::new(q.view(), k.view(), v.view());
-        operation.bind_forward(&seat.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(&seat.stream)?;
+        operation.forward(&seat.stream, inputs, Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(&seat.stream)?;
     }
-    for ((seat, operation), of_rank) in seats.iter().zip(&operations).zip(&mut tensors) {
+    for ((seat, operation), of_rank) in seats.iter().zip(operations).zip(&mut tensors) {
         let Tensors { inputs: [q, k, v], out, log_sum_exp, gradients, .. } = of_rank;
         let Some((grad_out, [dq, dk, dv])) = gradients else { continue };
         let forward = Inputs::new(q.view(), k.view(), v.view());
         let inputs = BackwardInputs { forward, out: out.view().into(), log_sum_exp: log_sum_exp.view(), grad_out: grad_out.view().into() };
-        operation.bind_backward(&seat.stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?.run(&seat.stream)?;
+        operation.backward(&seat.stream, inputs, Gradients::new(dq.view_mut(), dk.view_mut(), dv.view_mut()))?.run(&seat.stream)?;
     }
     let joined = join::<H, C>(seats, &tensors, plan, parts, progress)?;
     let passes = operations.first().map(|operation| Passes::new(operation.plan(), schedule, seats[0].world(), plan.grad_out.is_some()));

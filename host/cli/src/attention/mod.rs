@@ -162,7 +162,7 @@ fn run_ranks(request: &arguments::Attention, schedule: Schedule, progress: &mut 
         (Some(_), Some(Environment { rank, world, .. })) if world > WorldSize::ONE => Err(JobError::Ranks { rank, world }),
         (Some(world), _) => {
             let (job, parts) = Job::open_shared(request, world)?;
-            let needs = Needs::new(parts.context(schedule), world)?;
+            let needs = Needs::new(parts.context(schedule), world, request.fp8)?;
             let runtime = Runtime::emulated_fast(world.get())?;
             let device = format!("CPU emulator, {world}");
             job.attend(request, &parts, seat::emulated(&runtime, needs)?, schedule, device, progress)
@@ -174,7 +174,7 @@ fn run_ranks(request: &arguments::Attention, schedule: Schedule, progress: &mut 
                 return Err(no_gpu("it is told --device emulated".to_owned()));
             }
             let (job, parts) = Job::open_shared(request, world)?;
-            let needs = Needs::new(parts.context(schedule), world)?;
+            let needs = Needs::new(parts.context(schedule), world, request.fp8)?;
             let runtime = Runtime::cuda().map_err(|error| no_gpu(error.to_string()))?;
             let device = runtime.device(local_rank).map_err(|error| no_gpu(error.to_string()))?;
             let name = format!("{}, {world}", device.name());
@@ -229,6 +229,7 @@ impl Job {
         progress.expect(read + written);
         let joined = match self.plan.q.dtype {
             Dtype::F16 => context::attend::<f16, C>(&seats, &self.input, &self.plan, parts, schedule, progress)?,
+            _ if request.fp8 => context::attend_fp8(&seats, &self.input, &self.plan, parts, schedule, progress)?,
             _ => context::attend::<bf16, C>(&seats, &self.input, &self.plan, parts, schedule, progress)?,
         };
         progress.clear();

@@ -110,6 +110,9 @@ impl Plan {
         if !matches!(q.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err(PlanError::Dtype { name: "q", found: q.dtype, allowed: "BF16 or F16" });
         }
+        if request.fp8 && q.dtype != Dtype::Bf16 {
+            return Err(PlanError::Dtype { name: "q", found: q.dtype, allowed: "BF16 with --fp8" });
+        }
         for (name, tensor) in [("k", &k), ("v", &v)] {
             if tensor.dtype != q.dtype {
                 return Err(PlanError::Dtype { name, found: tensor.dtype, allowed: "of q's type" });

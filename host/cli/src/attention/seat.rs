@@ -8,7 +8,7 @@ use oxtile::{
         ArenaRank, Communicator, EmulatedCommunicator, HostRank, Member, NcclCommunicator, NcclOptions, Rank, Team, UniqueId, WorldSize,
         bootstrap::{Environment, Store},
     },
-    context_parallel::{ContextParallelConfig, Schedule, Transport},
+    context_parallel::{ContextParallelConfig, ContextParallelFp8, Schedule, Transport},
     symmetric::{Arena, ArenaOptions, BackendName},
 };
 
@@ -38,6 +38,8 @@ pub struct Seat<C> {
 pub struct Needs {
     config: ContextParallelConfig,
     world: WorldSize,
+    /// Whether the forward pass is of 8 bits.
+    fp8: bool,
 }
 
 impl Needs {
@@ -45,12 +47,12 @@ impl Needs {
     ///
     /// # Errors
     /// [`JobError::Neighbours`].
-    pub fn new(config: ContextParallelConfig, world: WorldSize) -> std::result::Result<Self, JobError> {
+    pub fn new(config: ContextParallelConfig, world: WorldSize, fp8: bool) -> std::result::Result<Self, JobError> {
         match config.forward {
             schedule @ Schedule::Hierarchical { inner } if !world.get().is_multiple_of(inner.get()) => {
                 Err(JobError::Neighbours { schedule, world })
             }
-            _ => Ok(Self { config, world }),
+            _ => Ok(Self { config, world, fp8 }),
         }
     }
 
@@ -62,7 +64,10 @@ impl Needs {
             Schedule::AllToAll | Schedule::Auto => is_one_host && self.world > WorldSize::ONE,
             _ => false,
         };
-        let bytes = self.config.arena_bytes(self.world, ELEMENT_BYTES);
+        let bytes = match self.fp8 {
+            true => ContextParallelFp8::arena_bytes(&self.config, self.world),
+            false => self.config.arena_bytes(self.world, ELEMENT_BYTES),
+        };
         let options = ArenaOptions { backend, bytes, deadline: PATIENCE, ..ArenaOptions::default() };
         let member = Team::all(self.world).member(rank).filter(|_| takes);
         let Some(member) = member else { return Ok(None) };

@@ -49,6 +49,7 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
             scale: None,
             backward: true,
             context_parallel: Some(schedule),
+            fp8: false,
             ranks: Some(world),
             device: Device::Emulated,
             json: false,
@@ -56,7 +57,7 @@ fn ranks_that_are_apart_write_what_one_process_writes() {
         let open = |output: &Path| -> Result<(Attention, Job, Parts, Vec<seat::Seat<_>>), JobError> {
             let request = request(output);
             let (job, parts) = Job::open_shared(&request, world)?;
-            let needs = seat::Needs::new(parts.context(schedule), world)?;
+            let needs = seat::Needs::new(parts.context(schedule), world, false)?;
             let seats = seat::emulated(&Runtime::emulated_fast(ranks)?, needs)?;
             Ok((request, job, parts, seats))
         };
@@ -102,6 +103,7 @@ fn an_input_that_changes_replaces_nothing() {
         scale: None,
         backward: false,
         context_parallel: None,
+        fp8: false,
         ranks: None,
         device: Device::Emulated,
         json: false,
