@@ -12,7 +12,10 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
     (
         "R-ETP-2",
         "what is still on its way at the end of a graph is drained, or refused",
-        &["gradient_calls::a_step_begins_and_ends_in_one_graph"],
+        &[
+            "gradient_calls::a_step_begins_and_ends_in_one_graph",
+            "sharded_gradients::captured_passes_and_gradients_have_the_bits_of_eager_ones",
+        ],
     ),
     (
         "R-ETP-3",
