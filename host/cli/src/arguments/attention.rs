@@ -36,8 +36,8 @@ pub struct Attention {
     /// one device (default: one device)
     #[arg(long, value_name = "SCHEDULE", value_parser = schedule, verbatim_doc_comment)]
     pub context_parallel: Option<Schedule>,
-    /// Ranks cast q, k and v to E4M3 by scales that all share, and multiply those in the forward pass: of BF16 and heads of 64
-    /// or 128, by auto, gather or all-to-all
+    /// Ranks cast q, k and v to E4M3 by scales that all share, and multiply those in the forward pass:
+    /// of BF16 and heads of 64 or 128, by auto, gather or all-to-all
     #[arg(long, verbatim_doc_comment)]
     pub fp8: bool,
     /// How many ranks this process plays on the emulator (default: one, of oxtile launch -n RANKS)
