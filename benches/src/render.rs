@@ -152,7 +152,7 @@ fn best(records: &[&Record]) -> String {
             let ranks = of.ranks.as_ref().filter(|ranks| !ranks.passes.is_empty())?;
             // What multiplies 8 bits is faster than any schedule of 16.
             let is_fp8 = ranks.passes.iter().flat_map(|pass| &pass.kernels).any(|kernel| kernel.contains("fp8"));
-            _ = (!is_fp8).then_some(())?;
+            (!is_fp8).then_some(())?;
             Some((of.label.clone(), record.seconds(side)?.median * 1e3))
         };
         sides.filter_map(of).collect()

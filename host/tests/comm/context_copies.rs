@@ -39,8 +39,8 @@ fn moved(case: &Case) -> [u64; 2] {
 fn own_results_go_straight_to_their_tensor() {
     let attention = AttentionConfig { queries: 16, keys: 16, heads: 16, key_heads: 16, head_size: 128, ..BASE };
     let case = Case::new(2, attention).by_puts();
-    // Of 8 heads a rank the first and the last group have one each.
-    let [end, all] = [1, 8];
+    // Of 8 heads a rank each of the four groups has two.
+    let [end, all] = [2, 8];
     let head = 8 * 128 * 2;
     // Tensors of own tokens and of own heads; each is as large as what goes to, and comes from, the other rank.
     let given = |tensors: u64, numbers: u64, head: u64| (all + end + 2 * (all - end)) * (tensors * head + numbers);

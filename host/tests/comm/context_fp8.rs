@@ -111,7 +111,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Several groups of heads, of which the ends are smaller.
+/// Several groups of heads.
 fn wide() -> AttentionConfig {
     AttentionConfig { queries: 16, keys: 16, heads: 32, key_heads: 32, head_size: 128, ..BASE }
 }
