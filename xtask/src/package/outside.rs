@@ -33,6 +33,10 @@ const WORKSPACE: &str = "[workspace]\nresolver = \"3\"\nmembers = [\"attend\", \
 /// Builds and runs the programs, and installs `oxtile`.
 pub fn run(packages: &[Package]) -> Result<()> {
     let folder = target().join("packages/outside");
+    // Files of a package have one time, whatever changed: cargo would take what it built of other packages.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
     write_programs(&folder, packages)?;
     let start = Instant::now();
     // The features of each program alone.
