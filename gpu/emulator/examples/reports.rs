@@ -121,7 +121,7 @@ fn main() {
             Err(fault) => println!("{fault}\n"),
         }
     }
-    match run("costs", costs, Options::check(1)) {
+    match run("costs", costs, Options { explain: true, ..Options::check(1) }) {
         Ok(report) => println!("{report}"),
         Err(fault) => println!("{fault}\n"),
     }

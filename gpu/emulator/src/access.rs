@@ -237,6 +237,9 @@ fn is_kept(thread: &Thread, order: &'static str, scope: Scope, site: Site) -> bo
 }
 
 fn enter_cost(thread: &Thread, detector: &Detector, operation: Operation, access: &Access) {
+    if thread.worker().explained.is_none() {
+        return;
+    }
     let lanes = (thread.block().threads.len() as u32 - (thread.number & !31)).min(32);
     let mut totals = thread.worker().totals.borrow_mut();
     detector.costs.borrow_mut().enter(&mut totals, thread.number, lanes, operation, access);

@@ -6,7 +6,7 @@
 
 use crate::atomic::add_in_global_memory;
 use crate::block::Block;
-use crate::copy_group::Order;
+use crate::copy_group::{Kind, Order};
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::mbarrier;
 use crate::memory::Allocation;
@@ -66,6 +66,17 @@ pub(crate) struct Transfer {
     data: Vec<u8>,
     /// In check mode.
     order: Option<Order>,
+}
+
+impl Completion {
+    /// The group of its thread that it is part of.
+    fn group(self) -> Option<(Kind, u32)> {
+        match self {
+            Self::CopyGroup(group) => Some((Kind::Copy, group)),
+            Self::BulkGroup(group) => Some((Kind::Bulk, group)),
+            Self::Bytes { .. } | Self::Arrival { .. } => None,
+        }
+    }
 }
 
 impl Transfer {
@@ -175,17 +186,6 @@ impl Transfer {
             Completion::CopyGroup(_) | Completion::BulkGroup(_) => Ok(()),
         }
     }
-
-    /// Whether a group wait of its thread still waits for it.
-    fn holds(&self, waiting: Waiting, thread: &Thread) -> bool {
-        match (waiting, self.completion) {
-            (Waiting::CopyGroups { pending }, Completion::CopyGroup(group)) => group + pending < thread.copy_groups.get(),
-            (Waiting::BulkGroups { pending, read_only }, Completion::BulkGroup(group)) => {
-                group + pending < thread.bulk_groups.get() && !(read_only && self.stage >= Stage::Captured)
-            }
-            _ => false,
-        }
-    }
 }
 
 fn add_f32(words: &[std::sync::atomic::AtomicU64], offset: usize, bytes: &[u8]) {
@@ -214,7 +214,10 @@ pub(crate) fn issue_to(thread: &Thread, block: &Block, direction: Direction, pie
     let mut transfer =
         Transfer { thread: thread.number, number, site, direction, pieces, completion, stage: Stage::Issued, data: Vec::new(), order };
     if block.worker().is_checked() {
-        block.transfers.borrow_mut().push(transfer);
+        if let Some((kind, group)) = transfer.completion.group() {
+            thread.in_flight(kind).borrow_mut().issue(group);
+        }
+        block.transfers.borrow_mut().push(Box::new(transfer));
         return;
     }
     let done = transfer.capture(block).and_then(|()| transfer.write(block)).and_then(|()| transfer.signal(block));
@@ -292,7 +295,7 @@ pub(crate) fn chosen(block: &Block, choice: usize) -> (usize, Turn, Site) {
     let blocked = matches!(transfers[at].completion, Completion::Arrival { .. })
         && transfers[..at].iter().any(|t| t.thread == transfers[at].thread && matches!(t.completion, Completion::CopyGroup(_)));
     let at = if blocked { 0 } else { at };
-    let Transfer { thread, number, site, stage, .. } = transfers[at];
+    let Transfer { thread, number, site, stage, .. } = *transfers[at];
     (at, Turn { block: block.number, actor: Actor::Copy { thread, number }, until: stage as u32 + 1 }, site)
 }
 
@@ -307,11 +310,17 @@ pub(crate) fn find(block: &Block, thread: u32, number: u32) -> Option<(usize, u3
 pub(crate) fn advance(block: &Block, at: usize) -> Result<(), Fault> {
     let mut transfers = block.transfers.borrow_mut();
     let thread = &block.threads[transfers[at].thread as usize];
+    // Only copies of the thread's own block are in groups.
+    let in_flight = transfers[at].completion.group().map(|(kind, group)| (thread.in_flight(kind), group));
     match transfers[at].stage {
-        Stage::Issued => transfers[at].capture(block)?,
+        Stage::Issued => {
+            transfers[at].capture(block)?;
+            in_flight.iter().for_each(|(copies, group)| copies.borrow_mut().capture(*group));
+        }
         Stage::Captured => transfers[at].write(block)?,
         Stage::Written => {
             let done = transfers.remove(at);
+            in_flight.iter().for_each(|(copies, group)| copies.borrow_mut().end(*group));
             done.signal(block)?;
         }
     }
@@ -322,7 +331,12 @@ pub(crate) fn advance(block: &Block, at: usize) -> Result<(), Fault> {
 
 /// Whether a group wait of the thread still waits for a copy in flight.
 pub(crate) fn is_held(thread: &Thread, waiting: Waiting) -> bool {
-    thread.block().transfers.borrow().iter().any(|t| t.thread == thread.number && t.holds(waiting, thread))
+    let (kind, groups, pending, read_only) = match waiting {
+        Waiting::CopyGroups { pending } => (Kind::Copy, &thread.copy_groups, pending, false),
+        Waiting::BulkGroups { pending, read_only } => (Kind::Bulk, &thread.bulk_groups, pending, read_only),
+        _ => return false,
+    };
+    thread.in_flight(kind).borrow().first(read_only).is_some_and(|group| group + pending < groups.get())
 }
 
 /// After a copy has advanced by one stage, makes its thread ready if its group wait is over. Other threads do not change.

@@ -40,7 +40,8 @@ pub(crate) struct Block {
     pub barriers: RefCell<Vec<Barrier>>,
     pub mbarriers: RefCell<Vec<Mbarrier>>,
     pub gatherings: RefCell<Vec<Gathering>>,
-    pub transfers: RefCell<Vec<Transfer>>,
+    #[expect(clippy::vec_box, reason = "one is taken out of the middle: pointers are moved up, not transfers")]
+    pub transfers: RefCell<Vec<Box<Transfer>>>,
     pub wgmma: RefCell<wgmma::InFlight>,
     alive: Cell<u32>,
     /// In check mode.

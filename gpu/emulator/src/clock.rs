@@ -72,34 +72,46 @@ impl Clock {
         if !covers(&ours.finished, &theirs.finished) {
             Arc::make_mut(ours).finished.extend(theirs.finished.iter().cloned());
         }
+        let mut at = 0;
         for (block, times) in &theirs.blocks {
-            join_block(ours, *block, times);
+            // Both are sorted, and mostly know the same blocks.
+            while ours.blocks.get(at).is_some_and(|known| known.0 < *block) {
+                at += 1;
+            }
+            join_block(ours, at, *block, times);
         }
     }
 }
 
-fn join_block(parts: &mut Arc<Parts>, block: u32, theirs: &Arc<Vec<u32>>) {
-    let found = parts.blocks.binary_search_by_key(&block, |entry| entry.0);
-    if let Ok(at) = found {
-        let ours = &parts.blocks[at].1;
-        let newer = |(slot, time): (usize, &u32)| ours.get(slot).is_none_or(|known| known < time);
-        if Arc::ptr_eq(ours, theirs) || !theirs.iter().enumerate().any(newer) {
-            return;
-        }
+/// Learns the times of a block, which is at this place or is to be inserted there. Times that are all as late as the known ones are shared.
+fn join_block(parts: &mut Arc<Parts>, at: usize, block: u32, theirs: &Arc<Vec<u32>>) {
+    let Some((_, ours)) = parts.blocks.get(at).filter(|known| known.0 == block) else {
+        Arc::make_mut(parts).blocks.insert(at, (block, Arc::clone(theirs)));
+        return;
+    };
+    if Arc::ptr_eq(ours, theirs) || !is_later(theirs, ours) {
+        return;
     }
-    let blocks = &mut Arc::make_mut(parts).blocks;
-    match found {
-        Err(at) => blocks.insert(at, (block, Arc::clone(theirs))),
-        Ok(at) => {
-            let ours = Arc::make_mut(&mut blocks[at].1);
-            if ours.len() < theirs.len() {
-                ours.resize(theirs.len(), 0);
-            }
-            for (our, their) in ours.iter_mut().zip(theirs.iter()) {
-                *our = (*our).max(*their);
-            }
-        }
+    let is_part = !is_later(ours, theirs);
+    let ours = &mut Arc::make_mut(parts).blocks[at].1;
+    if is_part {
+        *ours = Arc::clone(theirs);
+        return;
     }
+    let ours = Arc::make_mut(ours);
+    if ours.len() < theirs.len() {
+        ours.resize(theirs.len(), 0);
+    }
+    for (our, their) in ours.iter_mut().zip(theirs.iter()) {
+        *our = (*our).max(*their);
+    }
+}
+
+/// Whether any time is later than the other of its slot, which is 0 where there is none.
+fn is_later(times: &[u32], others: &[u32]) -> bool {
+    let (both, rest) = times.split_at(times.len().min(others.len()));
+    // Without an early end: the loop is vectorised.
+    both.iter().zip(others).fold(false, |later, (time, other)| later | (time > other)) || rest.iter().any(|time| *time > 0)
 }
 
 fn covers(ours: &[Range<u32>], theirs: &[Range<u32>]) -> bool {

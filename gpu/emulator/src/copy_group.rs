@@ -23,6 +23,36 @@ pub(crate) enum Kind {
     Bulk,
 }
 
+/// The copies of a thread that are not done, by group: the number of the group, how many of its sources are not read, and how many are not done.
+#[derive(Default)]
+pub(crate) struct InFlight(Vec<(u32, u32, u32)>);
+
+impl InFlight {
+    /// A copy was issued. Groups come in order.
+    pub fn issue(&mut self, group: u32) {
+        match self.0.last_mut() {
+            Some((last, unread, left)) if *last == group => (*unread, *left) = (*unread + 1, *left + 1),
+            _ => self.0.push((group, 1, 1)),
+        }
+    }
+
+    /// The source of one was read.
+    pub fn capture(&mut self, group: u32) {
+        self.0.iter_mut().filter(|of| of.0 == group).for_each(|(_, unread, _)| *unread -= 1);
+    }
+
+    /// One is done.
+    pub fn end(&mut self, group: u32) {
+        self.0.iter_mut().filter(|of| of.0 == group).for_each(|(.., left)| *left -= 1);
+        self.0.retain(|(.., left)| *left > 0);
+    }
+
+    /// The first group with a copy that is not done, or whose source is not read.
+    pub fn first(&self, read_only: bool) -> Option<u32> {
+        self.0.iter().find(|(_, unread, _)| !read_only || *unread > 0).map(|(group, ..)| *group)
+    }
+}
+
 impl Order {
     /// Orders a copy after all that its thread knows now; what the thread does later is not part of that.
     pub fn new(thread: &Thread, detector: &Detector, target: &Block, completion: Completion, site: Site) -> Self {

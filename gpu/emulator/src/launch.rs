@@ -158,7 +158,7 @@ pub struct Options {
     pub resident_blocks: usize,
     /// One change to one synchronisation site.
     pub mutation: Option<Mutation>,
-    /// Whether the [`Report`](crate::Report) says what shared memory holds, which boxes are copied and when mbarriers' phases ended ([`Mode::Check`]).
+    /// Whether the [`Report`](crate::Report) says what memory requests cost, what shared memory holds, which boxes are copied and when mbarriers' phases ended ([`Mode::Check`]).
     pub explain: bool,
     /// Which thread goes on when, to note it or to give it ([`Mode::Check`]).
     pub schedule: Option<Schedule>,

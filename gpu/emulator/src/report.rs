@@ -48,14 +48,14 @@ impl SiteUse {
     }
 }
 
-/// What a run counted. Costs and sites are those of check mode.
+/// What a run counted. Sites are those of check mode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Resumptions of emulated threads on the calling OS thread.
     pub steps: u64,
     /// Synchronisation sites that ran.
     pub sites: BTreeMap<SyncSite, SiteUse>,
-    /// Memory requests by source line.
+    /// Memory requests by source line, with [`Options::explain`](crate::Options::explain).
     pub lines: Vec<LineCost>,
     /// The type of the shared memory's layout and its fields, with [`Options::explain`](crate::Options::explain).
     pub shared: Option<(String, Vec<SharedField>)>,

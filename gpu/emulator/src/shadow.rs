@@ -4,6 +4,7 @@ use crate::clock::View;
 use crate::order::{Scope, Space};
 use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
+use std::cell::Cell as Kept;
 
 /// How an access was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,15 @@ pub(crate) struct Record {
     pub site: Site,
 }
 
+/// Block, slot and time of an access.
+type Moment = (u32, u32, u32);
+
+impl Record {
+    fn moment(&self) -> Moment {
+        (self.block, self.slot, self.time)
+    }
+}
+
 #[derive(Clone, Default)]
 struct Cell {
     write: Option<Record>,
@@ -52,28 +62,103 @@ struct Cell {
     more_reads: Vec<Record>,
 }
 
-/// Four bytes; one cell as long as they are accessed alike.
-#[derive(Clone)]
-enum Granule {
-    Whole(Cell),
-    Split(Box<[Cell; 4]>),
+impl Cell {
+    fn written(record: &Record) -> Self {
+        Self { write: Some(*record), ..Self::default() }
+    }
 }
 
-impl Default for Granule {
+/// Some bytes: one cell as long as they are accessed alike, then four parts.
+#[derive(Clone)]
+enum Split<P> {
+    Whole(Cell),
+    Parts(Box<[P; 4]>),
+}
+
+type Word = Split<Cell>;
+/// What a vector access, or a copy, has at least.
+type Granule = Split<Word>;
+
+impl<P> Default for Split<P> {
     fn default() -> Self {
         Self::Whole(Cell::default())
     }
 }
 
-impl Granule {
-    /// Its bytes, each with a cell of its own from here on.
-    fn split(&mut self) -> &mut [Cell; 4] {
+/// Neighbouring bytes of the shadow.
+trait Bytes: Sized {
+    /// How many there are.
+    const BYTES: u64;
+
+    /// Bytes that all have this cell.
+    fn of(cell: Cell) -> Self;
+
+    /// Judges an access to some of them, and enters it. Returns what it conflicts with, and at which byte.
+    fn enter<S: Scopes>(&mut self, first: u64, length: u64, judge: &Judge<'_, S>) -> Result<(), (Conflict, Record, u64)>;
+
+    /// Enters a write of some of them in place of what was there.
+    fn replace(&mut self, first: u64, length: u64, record: &Record);
+}
+
+impl Bytes for Cell {
+    const BYTES: u64 = 1;
+
+    fn of(cell: Cell) -> Self {
+        cell
+    }
+
+    fn enter<S: Scopes>(&mut self, first: u64, _: u64, judge: &Judge<'_, S>) -> Result<(), (Conflict, Record, u64)> {
+        judge.cell(self).map_err(|(conflict, other)| (conflict, other, first))
+    }
+
+    fn replace(&mut self, _: u64, _: u64, record: &Record) {
+        *self = Self::written(record);
+    }
+}
+
+impl<P: Bytes> Split<P> {
+    /// The parts that a range has bytes in, each with its first byte and what of it is in the range.
+    fn parts(&mut self, first: u64, length: u64) -> impl Iterator<Item = (&mut P, u64, [u64; 2])> {
         if let Self::Whole(cell) = self {
-            *self = Self::Split(Box::new(std::array::from_fn(|_| cell.clone())));
+            *self = Self::Parts(Box::new(std::array::from_fn(|_| P::of(cell.clone()))));
         }
-        match self {
-            Self::Split(cells) => cells,
+        let parts = match self {
+            Self::Parts(parts) => parts,
             Self::Whole(_) => unreachable!("it was split"),
+        };
+        let starts = (0..4).map(|part| part * P::BYTES);
+        parts.iter_mut().zip(starts).filter_map(move |(part, start)| {
+            let [begin, end] = [first.max(start), (first + length).min(start + P::BYTES)];
+            (begin < end).then(|| (part, start, [begin - start, end - begin]))
+        })
+    }
+}
+
+impl<P: Bytes> Bytes for Split<P> {
+    const BYTES: u64 = 4 * P::BYTES;
+
+    fn of(cell: Cell) -> Self {
+        Self::Whole(cell)
+    }
+
+    fn enter<S: Scopes>(&mut self, first: u64, length: u64, judge: &Judge<'_, S>) -> Result<(), (Conflict, Record, u64)> {
+        if let (Self::Whole(cell), true) = (&mut *self, length == Self::BYTES) {
+            return cell.enter(first, length, judge);
+        }
+        for (part, start, [first, length]) in self.parts(first, length) {
+            part.enter(first, length, judge).map_err(|(conflict, other, at)| (conflict, other, start + at))?;
+        }
+        if length == Self::BYTES && judge.record.writes {
+            *self = Self::Whole(Cell::written(judge.record));
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, first: u64, length: u64, record: &Record) {
+        if length == Self::BYTES {
+            *self = Self::Whole(Cell::written(record));
+        } else {
+            self.parts(first, length).for_each(|(part, _, [first, length])| part.replace(first, length, record));
         }
     }
 }
@@ -116,22 +201,11 @@ impl Shadow {
 
     /// Enters a write that no thread makes, in place of what was there.
     pub fn replace(&mut self, address: u64, bytes: u64, record: &Record) {
-        let (write, end) = (Cell { write: Some(*record), ..Cell::default() }, address + bytes);
-        let mut at = address;
-        while at < end {
-            let length = (4 - at % 4).min(end - at);
-            let granule = &mut self.page(at / PAGE_BYTES)[(at % PAGE_BYTES / 4) as usize];
-            if length == 4 {
-                *granule = Granule::Whole(write.clone());
-            } else {
-                granule.split()[(at % 4) as usize..][..length as usize].fill(write.clone());
-            }
-            at += length;
-        }
-    }
-
-    fn page(&mut self, number: u64) -> &mut [Granule] {
-        self.pages.entry(number).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / 4) as usize].into())
+        let done = self.each(address, bytes, |granule, first, length| {
+            granule.replace(first, length, record);
+            Ok(())
+        });
+        debug_assert!(done.is_ok(), "nothing is judged");
     }
 
     /// Enters an access; returns the earlier one that it conflicts with, if any, and the byte.
@@ -144,49 +218,51 @@ impl Shadow {
         view: &View,
         scopes: &impl Scopes,
     ) -> Result<(), (Conflict, Record, u64)> {
-        let judge = Judge { space, record, view, scopes };
+        let judge = Judge { space, record, view, scopes, known: Kept::default(), allowed: Kept::default() };
+        self.each(address, bytes, |granule, first, length| granule.enter(first, length, &judge))
+    }
+
+    /// Calls it with each granule of a range, the first byte of the range there, and how many there are. Of an error it counts the byte from address 0.
+    fn each(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        mut enter: impl FnMut(&mut Granule, u64, u64) -> Result<(), (Conflict, Record, u64)>,
+    ) -> Result<(), (Conflict, Record, u64)> {
         let (mut at, end) = (address, address + bytes);
         while at < end {
             let number = at / PAGE_BYTES;
             let page = self.page(number);
             let page_end = end.min((number + 1) * PAGE_BYTES);
             while at < page_end {
-                let length = (4 - at % 4).min(page_end - at);
-                let granule = &mut page[(at % PAGE_BYTES / 4) as usize];
-                judge.granule(granule, at % 4, length).map_err(|(conflict, other)| (conflict, other, at))?;
+                let first = at % Granule::BYTES;
+                let length = (Granule::BYTES - first).min(page_end - at);
+                let granule = &mut page[(at % PAGE_BYTES / Granule::BYTES) as usize];
+                enter(granule, first, length).map_err(|(conflict, other, byte)| (conflict, other, at - first + byte))?;
                 at += length;
             }
         }
         Ok(())
     }
+
+    fn page(&mut self, number: u64) -> &mut [Granule] {
+        self.pages.entry(number).or_insert_with(|| vec![Granule::default(); (PAGE_BYTES / Granule::BYTES) as usize].into())
+    }
 }
 
+/// Neighbouring bytes mostly have the same records: what was found of the last one is kept.
 struct Judge<'a, S> {
     space: Space,
     record: &'a Record,
     view: &'a View,
     scopes: &'a S,
+    /// The last access that was asked for, and whether it happened before this one.
+    known: Kept<Option<(Moment, bool)>>,
+    /// The last access that this one may stand beside.
+    allowed: Kept<Option<(Moment, Manner, bool)>>,
 }
 
 impl<S: Scopes> Judge<'_, S> {
-    fn granule(&self, granule: &mut Granule, first: u64, length: u64) -> Result<(), (Conflict, Record)> {
-        if length < 4 {
-            granule.split();
-        }
-        match granule {
-            Granule::Whole(cell) => self.cell(cell),
-            Granule::Split(cells) => {
-                for cell in &mut cells[first as usize..][..length as usize] {
-                    self.cell(cell)?;
-                }
-                if length == 4 && self.record.writes {
-                    *granule = Granule::Whole(cells[0].clone());
-                }
-                Ok(())
-            }
-        }
-    }
-
     fn cell(&self, cell: &mut Cell) -> Result<(), (Conflict, Record)> {
         if let Some(write) = &cell.write {
             self.judge(write)?;
@@ -199,12 +275,14 @@ impl<S: Scopes> Judge<'_, S> {
             cell.more_reads.clear();
             cell.write = Some(*self.record);
         } else {
-            // Pruning at each doubling keeps the list within twice what it must hold, at constant cost a read.
-            if cell.more_reads.len().is_power_of_two() {
-                cell.more_reads.retain(|old| !self.replaces(old));
-            }
             match &cell.read {
-                Some(old) if !self.replaces(old) => cell.more_reads.push(*self.record),
+                Some(old) if !self.replaces(old) => {
+                    // Pruning at each doubling keeps the list within twice what it must hold, at constant cost a read.
+                    if cell.more_reads.len() >= 4 && cell.more_reads.len().is_power_of_two() {
+                        cell.more_reads.retain(|old| !self.replaces(old));
+                    }
+                    cell.more_reads.push(*self.record);
+                }
                 _ => cell.read = Some(*self.record),
             }
         }
@@ -214,16 +292,38 @@ impl<S: Scopes> Judge<'_, S> {
     /// A read like this one that happened before it need not be kept: what is ordered after this one is ordered
     /// after that.
     fn replaces(&self, old: &Record) -> bool {
-        old.manner == self.record.manner && self.view.knows(old.block, old.slot, old.time)
+        old.manner == self.record.manner && self.knows(old)
+    }
+
+    /// Whether an access happened before this one.
+    fn knows(&self, old: &Record) -> bool {
+        let key = old.moment();
+        match self.known.get() {
+            Some((known, is_known)) if known == key => is_known,
+            _ => {
+                let is_known = self.view.knows(old.block, old.slot, old.time);
+                self.known.set(Some((key, is_known)));
+                is_known
+            }
+        }
     }
 
     fn judge(&self, old: &Record) -> Result<(), (Conflict, Record)> {
+        let key = (old.moment(), old.manner, old.writes);
+        if self.allowed.get() != Some(key) {
+            self.decide(old)?;
+            self.allowed.set(Some(key));
+        }
+        Ok(())
+    }
+
+    fn decide(&self, old: &Record) -> Result<(), (Conflict, Record)> {
         let new = self.record;
         let read_only = |a: &Record, b: &Record| a.manner == Manner::ReadOnly && b.writes;
         if (read_only(old, new) || read_only(new, old)) && self.scopes.same_grid(old.block, new.block) {
             return Err((Conflict::ReadOnlyWritten, *old));
         }
-        if !self.view.knows(old.block, old.slot, old.time) {
+        if !self.knows(old) {
             return if self.both_strong(old) { Ok(()) } else { Err((Conflict::Unordered, *old)) };
         }
         if read_only(new, old) && !self.scopes.knew(new.block, old) {

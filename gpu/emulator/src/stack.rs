@@ -1,8 +1,8 @@
 //! Pooled coroutine stacks.
 
 use corosensei::stack::{DefaultStack, Stack, StackPointer};
-use std::cell::RefCell;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
 /// A stack whose top is displaced, so that the hot lines of a warp's stacks fall into different cache sets.
 pub(crate) struct PooledStack {
@@ -35,13 +35,13 @@ unsafe impl Stack for PooledStack {
     }
 }
 
-thread_local! {
-    /// Stacks of runs that ended on this OS thread, for the next run with stacks of the same size.
-    static IDLE: RefCell<Vec<StackPool>> = const { RefCell::new(Vec::new()) };
-}
+/// Stacks of runs that ended, by their size, for other runs: a worker and a launch under way have OS threads of their own, which end with them.
+static IDLE: Mutex<Vec<(usize, Vec<PooledStack>)>> = Mutex::new(Vec::new());
 
-/// Idle stacks of one size that an OS thread keeps; mapping one costs as much as thousands of switches.
-const MOST_IDLE: usize = 4096;
+/// Idle stacks of one size that are kept; mapping one costs as much as thousands of switches. Each is two of the 65530 mappings that a Linux process may have.
+const MOST_IDLE: usize = 12288;
+/// Idle stacks that a run takes at once.
+const TAKEN: usize = 512;
 
 /// The stacks of one run on one OS thread.
 pub(crate) struct StackPool {
@@ -51,27 +51,24 @@ pub(crate) struct StackPool {
 }
 
 impl StackPool {
-    /// A pool with the stacks of earlier runs.
     pub fn new(bytes: usize) -> Self {
-        let left = IDLE.with_borrow_mut(|idle| idle.iter().position(|pool| pool.bytes == bytes).map(|at| idle.swap_remove(at)));
-        left.unwrap_or(Self { bytes, made: 0, free: Vec::new() })
+        Self { bytes, made: 0, free: Vec::new() }
     }
 
-    /// Leaves the stacks to later runs.
+    /// Leaves the stacks to other runs.
     pub fn keep(&mut self) {
-        let pool = Self { bytes: self.bytes, made: self.made, free: std::mem::take(&mut self.free) };
-        // A run that is dropped while its OS thread ends leaves no stacks.
-        let _ = IDLE.try_with(|idle| {
-            let mut idle = idle.borrow_mut();
-            match idle.iter_mut().find(|other| other.bytes == pool.bytes) {
-                Some(other) => other.free.extend(pool.free),
-                None => idle.push(pool),
-            }
-            idle.iter_mut().for_each(|pool| pool.free.truncate(MOST_IDLE));
+        let left = with_idle(self.bytes, |idle| {
+            idle.append(&mut self.free);
+            idle.split_off(idle.len().min(MOST_IDLE))
         });
+        // Unmapped without the lock.
+        drop(left);
     }
 
     pub fn take(&mut self) -> io::Result<PooledStack> {
+        if self.free.is_empty() {
+            self.free = with_idle(self.bytes, |idle| idle.split_off(idle.len().saturating_sub(TAKEN)));
+        }
         self.free.pop().map_or_else(
             || {
                 self.made += 1;
@@ -84,4 +81,14 @@ impl StackPool {
     pub fn give(&mut self, stack: PooledStack) {
         self.free.push(stack);
     }
+}
+
+/// The idle stacks of a size.
+fn with_idle<R>(bytes: usize, change: impl FnOnce(&mut Vec<PooledStack>) -> R) -> R {
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let at = idle.iter().position(|(size, _)| *size == bytes).unwrap_or_else(|| {
+        idle.push((bytes, Vec::new()));
+        idle.len() - 1
+    });
+    change(&mut idle[at].1)
 }

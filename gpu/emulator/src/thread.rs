@@ -1,6 +1,7 @@
 //! One emulated CUDA thread, and which one is running.
 
 use crate::block::{Block, ranges};
+use crate::copy_group::{InFlight, Kind};
 use crate::detector::{Bad, Detector};
 use crate::fault::{Fault, FaultKind, Involved};
 use crate::meeting::Meetings;
@@ -9,7 +10,7 @@ use crate::warp::same;
 use crate::wgmma;
 use crate::worker::Worker;
 use corosensei::Yielder;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ptr;
 
 thread_local! {
@@ -83,6 +84,8 @@ pub(crate) struct Thread {
     /// Committed groups of `cp.async`, and of bulk copies.
     pub copy_groups: Cell<u32>,
     pub bulk_groups: Cell<u32>,
+    /// Its copies in groups that are not done, of each kind.
+    in_flight: [RefCell<InFlight>; 2],
     /// When its warp last met.
     pub meetings: Meetings,
     /// Its matrix instructions.
@@ -95,6 +98,14 @@ pub(crate) struct Thread {
 pub(crate) struct Stopped;
 
 impl Thread {
+    /// Its copies in groups of a kind that are not done.
+    pub fn in_flight(&self, kind: Kind) -> &RefCell<InFlight> {
+        match kind {
+            Kind::Copy => &self.in_flight[0],
+            Kind::Bulk => &self.in_flight[1],
+        }
+    }
+
     pub fn new(block: *const Block, number: u32, index: [u32; 3]) -> Self {
         Self {
             block,
@@ -109,6 +120,7 @@ impl Thread {
             copies: Cell::new(0),
             copy_groups: Cell::new(0),
             bulk_groups: Cell::new(0),
+            in_flight: Default::default(),
             meetings: Meetings::default(),
             wgmma: wgmma::Stream::default(),
             unwinding: Cell::new(false),

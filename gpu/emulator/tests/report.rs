@@ -6,7 +6,11 @@ use oxtile_emulator::tensor_map::{self, Swizzle, TensorMap};
 use oxtile_emulator::{BoxCopy, Options, Report, SharedField, SharedLayout, device};
 
 fn report(body: fn(&[u64])) -> Report {
-    Job::new("costs", 1, 32, 1024, 4096, body).run(Options::check(3)).unwrap()
+    Job::new("costs", 1, 32, 1024, 4096, body).run(explained(3)).unwrap()
+}
+
+fn explained(seed: u64) -> Options {
+    Options { explain: true, ..Options::check(seed) }
 }
 
 fn cost(report: &Report, operation: &str) -> (u64, u64, u64) {
@@ -48,7 +52,7 @@ fn padding_and_swizzles_have_no_conflicts() {
     let padded = report(|_| shared_store(thread() * 33 * 4, 0));
     assert_eq!(cost(&padded, "shared_write"), (1, 1, 1));
     for seed in SEEDS {
-        let run = |body: fn(&[u64])| Job::new("costs", 1, 32, 1024, 4096, body).run(Options::check(seed)).unwrap();
+        let run = |body: fn(&[u64])| Job::new("costs", 1, 32, 1024, 4096, body).run(explained(seed)).unwrap();
         let chunks = run(|_| device::shared_write(thread() * 128, [0; 16]));
         assert_eq!(cost(&chunks, "shared_write"), (1, 32, 4), "a quarter of the warp after another, eight rows of one chunk each");
         let swizzled = run(|_| device::shared_write((thread() * 128) ^ (thread() % 8 * 16), [0; 16]));
@@ -104,8 +108,8 @@ fn what_pictures_need_is_told_where_it_is_wanted() {
         job
     };
     let plain = job().run(Options::check(3)).unwrap();
-    assert!(plain.shared.is_none() && plain.boxes.is_empty() && plain.phases.is_empty());
-    let Report { shared, boxes, phases, .. } = job().run(Options { explain: true, ..Options::check(3) }).unwrap();
+    assert!(plain.lines.is_empty() && plain.shared.is_none() && plain.boxes.is_empty() && plain.phases.is_empty());
+    let Report { shared, boxes, phases, .. } = job().run(explained(3)).unwrap();
     let field = |name: &str, offset, bytes| SharedField { name: name.to_owned(), offset, bytes };
     assert_eq!(shared, Some(("Shared".to_owned(), vec![field("tile", 0, 1024), field("full", 1024, 16), field("sums", 1040, 16)])));
     assert_eq!(boxes, [BoxCopy { place: "`tile` of `Shared`".to_owned(), dimensions: vec![64, 8], element_bytes: 2, swizzle: 128 }]);
