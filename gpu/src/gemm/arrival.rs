@@ -12,17 +12,17 @@ pub struct Gathered {
     /// The tiles of a cluster in the order in which they are computed: the row in the upper 16 bits, the column in the lower ones, both counted in tiles.
     /// Every tile is in it once. They are not checked: rows and columns beyond the matrix are loaded as zeros and not stored.
     pub tiles: Global<u32>,
-    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`: its number as [`Waits`] counts, or [`PRESENT`].
+    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`, or of panel `j` where [products are added](super::Summing): its number as [`Waits`] counts, or [`PRESENT`].
     pub flags: Global<u32>,
     /// The flags of the chunks.
     pub waits: Waits,
-    /// Rows of `A`, or elements of the sum, that each source has; the last sources may have fewer, or none.
+    /// Rows of `A`, or elements of the sum, that each source has; the last sources may have fewer, or none. Where products are added, rows of a panel.
     pub extent: u32,
     /// The number of sources.
     pub sources: u32,
-    /// By rows: the steps of a slab along K; the last slab may have fewer. By the sum there is one slab, and this is not read.
+    /// By rows: the steps of a slab along K; the last slab may have fewer. Else this is not read.
     pub slab: u32,
-    /// By the sum: the step with which the sum of each tile begins; after the last step it goes on with step 0. By rows it is 0.
+    /// By the sum: the step with which the sum of each tile begins; after the last step it goes on with step 0. Else it is 0.
     pub first: u32,
     /// Multiprocessors that the kernel leaves free. Only its grid depends on it.
     pub margin: u32,
@@ -31,7 +31,7 @@ pub struct Gathered {
 impl Gathered {
     /// Waits for the chunk of which the flag is listed at this place.
     #[inline(always)]
-    fn wait(&self, arrivals: &mut Arrivals, at: u32) {
+    pub(super) fn wait(&self, arrivals: &mut Arrivals, at: u32) {
         let flag = self.flags.load(at.into());
         if flag != PRESENT {
             arrivals.wait(flag);

@@ -1,6 +1,7 @@
 //! How a product is divided among clusters, and what their producers wait for: a compile-time policy of the kernels.
 
 use super::Shape;
+use super::addends::{Addends, Nothing};
 use super::arrival::{Arrival, Present};
 use super::order::{Order, WorkOrder};
 use super::place::Place;
@@ -12,6 +13,8 @@ pub trait Division<const RANK: usize>: Copy {
     type Order: WorkOrder<Place: Place<RANK>>;
     /// When the operands of a step are there.
     type Arrival: Arrival;
+    /// What is added to a tile of the product.
+    type Addends: Addends;
     /// Whether the input of the activation is kept.
     const KEEPS: bool = false;
 
@@ -21,6 +24,9 @@ pub trait Division<const RANK: usize>: Copy {
     /// No operand was waited for yet, in steps of `depth` elements.
     fn arrival(&self, shape: Shape, depth: u32) -> Self::Arrival;
 
+    /// Nothing was added yet.
+    fn addends(&self) -> Self::Addends;
+
     /// How tiles are split.
     fn split(&self) -> Split;
 }
@@ -28,6 +34,7 @@ pub trait Division<const RANK: usize>: Copy {
 impl Division<2> for Split {
     type Order = Order;
     type Arrival = Present;
+    type Addends = Nothing;
 
     #[inline(always)]
     #[track_caller]
@@ -38,6 +45,11 @@ impl Division<2> for Split {
     #[inline(always)]
     fn arrival(&self, _: Shape, _: u32) -> Present {
         Present
+    }
+
+    #[inline(always)]
+    fn addends(&self) -> Nothing {
+        Nothing
     }
 
     #[inline(always)]

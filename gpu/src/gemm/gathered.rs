@@ -5,6 +5,8 @@
 //! [`gemm`](fn@super::gemm), nor do the barriers: the result has the bits of a product whose tiles are not split. Where the summed dimension arrives, it has
 //! those of a product of rotated operands.
 //!
+//! By [`Summing`], the products of other ranks arrive in place of an operand, and a warpgroup waits for them before it adds them to a tile: the second half of a product and a reduce-scatter.
+//!
 //! A wait that is not answered ends all later waits of its thread ([`Arrivals`](oxtile_tile::arrivals::Arrivals)). The kernel then multiplies what is in
 //! memory, so that no block of a cluster waits for another in vain, and the host finds the verdict.
 
@@ -17,69 +19,14 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
-use super::arrival::{Arrival, Gathered, GatheredArgument, RowArrival, SumArrival};
+use super::arrival::Gathered;
 use super::division::Division;
+use super::gathering::{ByRows, BySum, Gathering, Keeping, Summing};
 use super::order::TileList;
 use super::split::Split;
 use super::tensors::Tensors;
 use super::tile_shape::{THREADS, Tile128x128, Tile128x256, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
-
-/// What of the operands arrives: a compile-time policy.
-pub trait Gathering: Copy + 'static {
-    /// What the producer waits by.
-    type Arrival: Arrival;
-    /// Whether the input of the activation is kept.
-    const KEEPS: bool = false;
-
-    /// Nothing was waited for yet, in a product of this shape and steps of `depth` elements.
-    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> Self::Arrival;
-
-    /// Refuses what does not fit a product of this shape and so many steps. Returns the number of flags.
-    ///
-    /// # Errors
-    /// The first argument that does not fit.
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError>;
-}
-
-/// Rows of `A` arrive, which are its columns if it is stored as `[K, M]`.
-#[derive(Clone, Copy)]
-pub struct ByRows;
-
-impl Gathering for ByRows {
-    type Arrival = RowArrival;
-
-    #[inline(always)]
-    fn arrival(gathered: Gathered, shape: Shape, _: u32) -> RowArrival {
-        RowArrival::new(gathered, shape.m)
-    }
-
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
-        LaunchError::check_at_least("gathered.slab", 1, gathered.slab.into())?;
-        LaunchError::check_limit("gathered.first", gathered.first.into(), 0)?;
-        check_shards(gathered, shape.m)?;
-        Ok(u64::from(steps.div_ceil(gathered.slab)) * u64::from(gathered.sources))
-    }
-}
-
-/// The summed dimension arrives, of either operand or of both.
-#[derive(Clone, Copy)]
-pub struct BySum;
-
-impl Gathering for BySum {
-    type Arrival = SumArrival;
-
-    #[inline(always)]
-    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> SumArrival {
-        SumArrival::new(gathered, shape.k, depth)
-    }
-
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
-        LaunchError::check_limit("gathered.first", gathered.first.into(), steps.saturating_sub(1).into())?;
-        check_shards(gathered, shape.k)?;
-        Ok(gathered.sources.into())
-    }
-}
 
 /// Where a product is stored.
 #[derive(Clone, Copy, Parameter)]
@@ -88,31 +35,6 @@ pub struct Stored<O: Pod, const WIDTH: usize> {
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     /// The input of the activation, by a gathering that [keeps](Keeping) it.
     pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
-}
-
-/// As `G`, and the input of the activation is kept.
-#[derive(Clone, Copy)]
-pub struct Keeping<G>(PhantomData<G>);
-
-impl<G: Gathering> Gathering for Keeping<G> {
-    type Arrival = G::Arrival;
-    const KEEPS: bool = true;
-
-    #[inline(always)]
-    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {
-        G::arrival(gathered, shape, depth)
-    }
-
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
-        G::check(gathered, shape, steps)
-    }
-}
-
-/// The sources' shards cover `size` rows or elements.
-fn check_shards(gathered: &GatheredArgument<'_>, size: u32) -> Result<(), LaunchError> {
-    LaunchError::check_at_least("gathered.sources", 1, gathered.sources.into())?;
-    LaunchError::check_at_least("gathered.extent", size.div_ceil(gathered.sources).max(1).into(), gathered.extent.into())?;
-    LaunchError::check_limit("gathered.extent", gathered.extent.into(), (u32::MAX / gathered.sources).into())
 }
 
 /// The tiles of a list, none of them split, and what they wait for.
@@ -125,6 +47,7 @@ struct InTurn<G> {
 impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
+    type Addends = G::Addends;
     const KEEPS: bool = G::KEEPS;
 
     #[inline(always)]
@@ -136,6 +59,11 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     #[inline(always)]
     fn arrival(&self, shape: Shape, depth: u32) -> G::Arrival {
         G::arrival(self.gathered, shape, depth)
+    }
+
+    #[inline(always)]
+    fn addends(&self) -> G::Addends {
+        G::addends(self.gathered)
     }
 
     #[inline(always)]
@@ -156,6 +84,8 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Keeping<ByRows>], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
 pub fn gemm_gathered<
     A: MatrixElement,
     B: MatrixElement,
@@ -195,7 +125,10 @@ fn grid<
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     let (Shape { m, n, k }, gathered) = (args.shape, &args.gathered);
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
+    let results = if G::ADDS { gathered.sources.into() } else { 1 };
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, results, &args.old, &args.fusion)?;
+    // What is added lies where `D` as it was would.
+    LaunchError::check_limit("fusion.beta", u64::from(G::ADDS && args.fusion.beta != 0.0), 0)?;
     // An entry of the list has 16 bits for each; coordinates of TMA are signed words.
     for (name, tiles, size) in [("shape.m", rows, m), ("shape.n", columns, n), ("shape.k", 0, k)] {
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;

@@ -4,6 +4,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::scheduler::PersistentTiles;
 
 use super::Shape;
+use super::addends::Nothing;
 use super::arrival::Present;
 use super::division::Division;
 use super::order::{BAND, Work, WorkOrder};
@@ -22,6 +23,7 @@ pub struct Groups<const BY_SUM: bool> {
 impl<const BY_SUM: bool> Division<4> for Groups<BY_SUM> {
     type Order = GroupOrder<BY_SUM>;
     type Arrival = Present;
+    type Addends = Nothing;
 
     #[inline(always)]
     #[track_caller]
@@ -35,6 +37,11 @@ impl<const BY_SUM: bool> Division<4> for Groups<BY_SUM> {
     #[inline(always)]
     fn arrival(&self, _: Shape, _: u32) -> Present {
         Present
+    }
+
+    #[inline(always)]
+    fn addends(&self) -> Nothing {
+        Nothing
     }
 
     #[inline(always)]

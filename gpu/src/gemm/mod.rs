@@ -23,7 +23,8 @@
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
-//! | `gathered` | the kernel of an operand that arrives while it runs, and what of it arrives |
+//! | `addends` | what is added to a product: nothing, or the products of other ranks |
+//! | `gathered`, `gathering` | the kernel of what arrives while it runs; what arrives: a compile-time policy |
 //! | `grouped`, `groups` | the kernel of groups, each of which has a product of its own; their order |
 //! | `fusion` | what is fused after the product |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
@@ -36,12 +37,14 @@
 //! [`GemmBlocks`] for FP8 codes with scales of blocks. [`GemmPortable`] is for all other shapes of
 //! 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for 8-bit ones.
 
+mod addends;
 mod any;
 mod arrival;
 mod blocks;
 mod division;
 mod fusion;
 mod gathered;
+mod gathering;
 mod grouped;
 mod groups;
 mod order;
@@ -58,7 +61,8 @@ pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
 pub use fusion::{Fusion, FusionArgument};
-pub use gathered::{ByRows, BySum, GEMM_GATHERED, Gathering, GemmGathered, GemmGatheredArgs, Keeping, Stored, StoredArgument};
+pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
+pub use gathering::{ByRows, BySum, Gathering, Keeping, Summing};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};

@@ -6,6 +6,7 @@ use oxtile_tile::pipeline::{self, Producer};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 
+use super::addends::Addends;
 use super::arrival::Arrival;
 use super::division::Division;
 use super::fusion::{Fusion, gelu_of};
@@ -62,7 +63,7 @@ where
         W: Division<RANK>,
     {
         let Tensors { d, kept, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
-        let mut ring = shared.ring.consumer();
+        let (mut ring, mut addends) = (shared.ring.consumer(), division.addends());
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
         while let Some(work) = order.next_work() {
@@ -99,6 +100,7 @@ where
                     continue;
                 }
             }
+            addends.add(&mut tile, old, [end, *n], [first + origin[0], origin[1]], number);
             if W::KEEPS {
                 let linear = Fusion { gelu: false, ..*fusion };
                 linear.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);

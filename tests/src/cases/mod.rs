@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_grouped`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `gemm_blocks` | FP8 codes with a scale for every block |
-//! | `gathered_product`, `gemm_gathered_limits` | a product of which an operand arrives, for the others; flags that do not come, and what is refused |
+//! | `gathered_product`, `gemm_gathered_limits`, `gemm_summing` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
@@ -62,6 +62,7 @@ mod gemm_gathered;
 mod gemm_gathered_limits;
 mod gemm_grouped;
 mod gemm_portable;
+mod gemm_summing;
 mod grouped;
 mod grouped_fp8;
 mod grouped_shards;
@@ -114,6 +115,7 @@ pub fn all() -> Vec<Case> {
         gemm::cases(),
         gemm_blocks::cases(),
         gemm_gathered::cases(),
+        gemm_summing::cases(),
         gemm_grouped::cases(),
         gemm_portable::cases(),
         quantized_gemm::cases(),
