@@ -204,7 +204,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
         // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;
-        transfer.release(compute, &mut places[place], place, &flags, others_of(schedule, inner.member.rank().index(), size))?;
+        inner.release(compute, &mut places[place], place, &flags, others_of(schedule, inner.member.rank().index(), size))?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next one need not wait for `out` again.
             let shard = self.shards.as_ref().map(|shards| shards[place].memory());

@@ -301,7 +301,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     first,
                     margin,
                 };
-                Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()), input.map(again))?)
+                Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()), input.map(again), None)?)
             }
             Work::Chunked(products) => {
                 let GemmConfig { n, k, .. } = self.product;

@@ -1,10 +1,10 @@
-//! The memory in which operands are gathered, and the flags of their chunks.
+//! The memory in which operands and parts arrive, and the flags of their chunks.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use oxtile_tile::arrivals::WaitsArgument;
-use oxtile_tile::num::{Pod, bf16};
+use oxtile_tile::num::Pod;
 
 use super::config::Cut;
 use crate::comm::{Member, Rank};
@@ -12,8 +12,8 @@ use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Result, Stream, order};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 
-/// Memory of an arena in which a team gathers, lent to all operations of a model: two places, which the calls take in turn, so that the next operand
-/// arrives while this one is read. A cheap handle.
+/// Memory of an arena in which a team gathers operands, and parts of sums, lent to all operations of a model: two places, which the calls take in turn, so that what the next call needs
+/// arrives while that of this one is read. A cheap handle.
 ///
 /// All operations on one memory are called in one order on all ranks of the team, and on one stream, or on streams that events order. None of them allocates
 /// device memory afterwards.
@@ -32,8 +32,8 @@ pub(super) struct Inner {
     /// Set by who has read a place.
     pub free: Flags,
     state: Mutex<State>,
-    /// The largest operand that is dequantized.
-    wide: Mutex<Option<Buffer<bf16>>>,
+    /// The first: the largest operand that is dequantized. The others: products that are put to other members.
+    rooms: Mutex<Vec<Buffer<u8>>>,
 }
 
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl OverlapMemory {
     /// of another team. `out` carries the copies to the others: best a stream [of high priority](crate::Device::urgent_stream) that carries nothing
     /// else.
     ///
-    /// [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes) says how many bytes a product needs: take the most of all layers.
+    /// [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes) and [`ReduceScatterConfig::bytes`](super::ReduceScatterConfig::bytes) say how many bytes a product needs: take the most of all layers.
     ///
     /// # Errors
     /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device.
@@ -67,19 +67,19 @@ impl OverlapMemory {
         arena.check_member("OverlapMemory::take", member)?;
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
         places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
-        let ready = arena.flags("gathered chunk", PLACES as u32 * Cut::CHUNKS)?;
-        let free = arena.flags("gathered operand was read", PLACES as u32)?;
+        let ready = arena.flags("chunk", PLACES as u32 * Cut::CHUNKS)?;
+        let free = arena.flags("place was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
-        let (places, state, wide) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state, wide })))
+        let (places, state, rooms) = (Mutex::new(places), Mutex::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state, rooms })))
     }
 
-    /// Fails unless a gathered operand of so many bytes fits a place.
+    /// Fails unless so many bytes fit a place.
     pub(super) fn check_room(&self, what: &'static str, needed: u64) -> Result<()> {
         if needed <= self.bytes() {
             return Ok(());
         }
-        let why = format!("a gathered operand of {needed} bytes for a memory of {}: take the most of all layers", self.bytes());
+        let why = format!("an operation that needs {needed} bytes for a memory of {}: take the most of all layers", self.bytes());
         Err(Error::Invalid { what, why })
     }
 
@@ -147,17 +147,17 @@ impl Inner {
         }
     }
 
-    /// Room for a gathered operand that is dequantized, which all operations share: the calls come one after another.
-    pub fn dequantized(&self, stream: &Stream, len: u64) -> Result<Buffer<bf16>> {
-        let mut wide = lock(&self.wide);
-        let room = match wide.take() {
-            Some(room) if room.len() >= len => room,
-            _ => Buffer::uninitialised(stream, len)?,
-        };
-        let memory = Arc::clone(room.memory());
-        *wide = Some(room);
-        // SAFETY: so many elements lie there, as was looked at.
-        Ok(unsafe { Buffer::of(memory, len) })
+    /// Room of a number, which all operations share: the calls come one after another. It grows with what is asked for.
+    pub fn room<T: Pod>(&self, stream: &Stream, number: usize, len: u64) -> Result<Buffer<T>> {
+        let (mut rooms, bytes) = (lock(&self.rooms), len * size_of::<T>() as u64);
+        while rooms.len() <= number {
+            rooms.push(Buffer::uninitialised(stream, 0)?);
+        }
+        if rooms[number].len() < bytes {
+            rooms[number] = Buffer::uninitialised(stream, bytes)?;
+        }
+        // SAFETY: so many elements of any bits lie there, as was looked at; allocations are aligned to 256 bytes.
+        Ok(unsafe { Buffer::of(Arc::clone(rooms[number].memory()), len) })
     }
 
     /// Begins call `turn` on a stream, after the calls before it.

@@ -137,7 +137,7 @@ where
             Method::Chunked => Work::Chunked(ShardProducts::new(&runtime, &schedule, product)?),
             _ => Work::Sequential(Gemm::new(&runtime, product)?),
         };
-        let (parts, wide) = (F::FORMAT.parts([product.m, product.k])?, inner.dequantized(stream, product.m * product.k)?);
+        let (parts, wide) = (F::FORMAT.parts([product.m, product.k])?, inner.room(stream, 0, product.m * product.k)?);
         let number = inner.next_operation();
         let (format, results, cut) = (std::any::type_name::<F>(), std::any::type_name::<O>(), schedule.cut);
         let note = format!("{config:?} of {format} into {results} in {:?}, cut {cut:?}, puts {:?}", inner.member.team(), choice.order);

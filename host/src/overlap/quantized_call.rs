@@ -114,7 +114,7 @@ where
         compute.wait(&inner.out.mark()?)?;
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
-        transfer.release(compute, from, place, &flags, of.parts.others(of.schedule.gathered, &own))?;
+        inner.release(compute, from, place, &flags, of.parts.others(of.schedule.gathered, &own))?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next one need not wait for `out` again.
             let memory = from.local().memory();

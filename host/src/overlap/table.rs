@@ -13,7 +13,7 @@ use oxtile_tile::register_tile::StoredElement;
 
 use crate::choice::{Entry, Table};
 use crate::gemm::{GemmConfig, GemmElement, GemmTile, Maps, Matrices};
-use crate::runtime::{Device, Loaded, Result, Stream};
+use crate::runtime::{Buffer, Device, Loaded, Result, Stream};
 use crate::tensor::TensorMapMut;
 
 /// Operands of which one may be gathered, and whose product is of `O`.
@@ -54,7 +54,7 @@ pub trait Instance<T, O>: Send + Sync {
     /// Loads it on the device.
     fn prepare(&self, device: &Device) -> Result<()>;
 
-    /// `kept` is where the input of the activation is kept, by a kernel that keeps it.
+    /// `kept` is where the input of the activation is kept, by a kernel that keeps it; `parts` are what is added, by a kernel that adds.
     fn bind<'a>(
         &'a self,
         stream: &Stream,
@@ -62,6 +62,7 @@ pub trait Instance<T, O>: Send + Sync {
         order: Order<'a>,
         matrices: Matrices<'a, T, T, O>,
         kept: Option<DeviceViewMut<'a, O>>,
+        parts: Option<Buffer<O>>,
     ) -> Result<Waiting<'a>>;
 }
 
@@ -102,6 +103,7 @@ where
         order: Order<'a>,
         matrices: Matrices<'a, T, T, O>,
         kept: Option<DeviceViewMut<'a, O>>,
+        mut parts: Option<Buffer<O>>,
     ) -> Result<Waiting<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
         let mut kept = kept.map(|kept| TensorMapMut::new(stream, kept, [config.m, config.n])).transpose()?;
@@ -113,6 +115,7 @@ where
             let waits = WaitsArgument { lines, first: first_line, patience };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
             let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
+            let old = parts.as_mut().map_or(old, Buffer::view_mut);
             let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut) };
             self.launch(stream, GemmGatheredArgs { a, b, stored, old, shape, fusion, gathered, marker: PhantomData })
         }))

@@ -97,7 +97,9 @@ impl Transfer<'_> {
     pub fn awaited(&self, place: usize) -> Vec<(u32, Rank)> {
         self.arrivals().iter().map(|(source, chunk)| self.flag(place, *source, chunk)).collect()
     }
+}
 
+impl Inner {
     /// Tells the others that what they put has been read: `others`, in bytes of the place.
     pub fn release(
         &self,
@@ -107,13 +109,12 @@ impl Transfer<'_> {
         flags: &[(u32, Rank)],
         others: Vec<Range<u64>>,
     ) -> Result<()> {
-        let inner = self.inner;
         if compute.0.runtime.kind() == Kind::Emulated {
             others.into_iter().try_for_each(|range| of.discard(compute, range))?;
         }
-        let batch = inner.arena.batch(compute);
-        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&inner.ready, *flag, *from))?;
-        inner.others().try_fold(batch, |batch, other| batch.set(&inner.free, place as u32, other))?.enqueue()
+        let batch = self.arena.batch(compute);
+        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;
+        self.others().try_fold(batch, |batch, other| batch.set(&self.free, place as u32, other))?.enqueue()
     }
 }
 

@@ -10,6 +10,7 @@
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
+//! | `scattered` | products whose sum is shared and whose rows are scattered |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
@@ -77,6 +78,7 @@ mod overlap_usage;
 mod places;
 mod rows;
 mod sanitizer;
+mod scattered;
 mod schedules;
 mod sharded;
 mod sharded_calls;

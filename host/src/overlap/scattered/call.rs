@@ -1,0 +1,153 @@
+//! A scattered product bound to its operands, and one call of it.
+
+use std::fmt;
+
+use oxtile_tile::launch::DeviceView;
+use oxtile_tile::num::Pod;
+
+use super::GemmReduceScatter;
+use super::kernels::ScatterOperands;
+use crate::comm::Rank;
+use crate::overlap::config::Method;
+use crate::overlap::memory::{Inner, PLACES, place_of};
+use crate::overlap::table::Waiting;
+use crate::overlap::transfer::wait_for;
+use crate::runtime::{Bound, Buffer, Result, Stream};
+use crate::symmetric::SymmetricBuffer;
+
+/// A scattered product bound to its operands. Made by [`GemmReduceScatter::bind`].
+pub struct ScatteredProduct<'a, T: ScatterOperands<O>, O: 'static> {
+    of: &'a GemmReduceScatter<T, O>,
+    result: DeviceView<'a, O>,
+    sent: Vec<Sent<'a>>,
+    /// The product of the own rows in each place; none if there are no such rows.
+    own: [Option<Own<'a>>; PLACES],
+}
+
+/// The product of own rows, which may wait for the others' parts.
+pub(super) type Own<'a> = Waiting<'a>;
+
+/// A panel of another member's rows.
+pub(super) struct Sent<'a> {
+    /// None of an empty panel.
+    pub product: Option<Bound<'a>>,
+    /// Its result.
+    pub bytes: Buffer<u8>,
+    pub target: u32,
+    pub panel: u32,
+    /// Where it lies at the target, in bytes of a place.
+    pub at: u64,
+}
+
+impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
+    pub(super) fn new(
+        of: &'a GemmReduceScatter<T, O>,
+        result: DeviceView<'a, O>,
+        sent: Vec<Sent<'a>>,
+        own: [Option<Own<'a>>; PLACES],
+    ) -> Self {
+        Self { of, result, sent, own }
+    }
+
+    /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
+    pub fn result(&self) -> DeviceView<'_, O> {
+        self.result
+    }
+
+    /// Multiplies, puts the other members' rows to them, and adds what they put here, after the work on `compute` so far: the operands are written by then. Nothing is waited for on the host. The
+    /// result is there after the work that this enqueues on `compute`. May be captured.
+    ///
+    /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
+    ///
+    /// # Errors
+    /// As [`Bound::run`](crate::Bound::run); what ended the arena.
+    pub fn run(&mut self, compute: &Stream) -> Result<()> {
+        const WHAT: &str = "ScatteredProduct::run";
+        let inner = &self.of.memory.0;
+        inner.arena.check()?;
+        let turn = inner.turn();
+        let place = place_of(turn);
+        let mut places = inner.places();
+        // Whatever can be refused is refused before the others hear of the call.
+        places[place].local().check_stream(compute, WHAT)?;
+        inner.check_captures(compute, WHAT)?;
+        inner.begin(turn, compute, WHAT)?;
+        let done = self.enqueue(compute, &mut places[place], place);
+        if let Err(error) = &done
+            && !compute.is_capturing()
+        {
+            // The others go on with this call, which did not come about here. What is returned is why.
+            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
+        }
+        done
+    }
+
+    /// One call.
+    fn enqueue(&mut self, compute: &Stream, parts: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
+        let Self { of, sent, own, .. } = self;
+        let inner = &of.memory.0;
+        for sent in sent {
+            if let Some(product) = &mut sent.product {
+                product.run(compute)?;
+            }
+            // Also after all earlier calls: FREE is not taken before those have taken theirs.
+            inner.out.wait(&compute.mark()?)?;
+            sent.put(inner, parts, place)?;
+        }
+        let [read, unread] = of.awaited(place);
+        if of.choice.method == Method::Fused {
+            if let Some(own) = &mut own[place] {
+                own(compute, inner.waits(compute, place, &read)?)?;
+            }
+            wait_for(inner, compute, &unread)?;
+        } else {
+            wait_for(inner, compute, &[read.as_slice(), &unread].concat())?;
+            if let Some(own) = &mut own[place] {
+                own(compute, inner.waits(compute, place, &[])?)?;
+            }
+        }
+        // Before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
+        compute.wait(&inner.out.mark()?)?;
+        let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
+        inner.release(compute, parts, place, &[read, unread].concat(), others.into_iter().collect())
+    }
+}
+
+impl Sent<'_> {
+    /// Puts the panel to its member, once that one has read what was in the place, and tells it so.
+    fn put(&self, inner: &Inner, parts: &SymmetricBuffer<u8>, place: usize) -> Result<()> {
+        let to = inner.world_rank(self.target);
+        let mut batch = inner.arena.batch(&inner.out);
+        if self.panel == 0 {
+            batch = batch.take_back(&inner.free, place as u32, to)?;
+        }
+        let peer = parts.peer(to)?;
+        if !self.bytes.is_empty() {
+            batch = batch.put(&peer, &self.bytes, 0..self.bytes.len(), self.at)?;
+        }
+        batch.set(&inner.ready, Inner::ready_flag(place, self.panel), to)?.enqueue()
+    }
+}
+
+impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
+    /// The flags of the panels that come here: those with rows, and those without.
+    fn awaited(&self, place: usize) -> [Vec<(u32, Rank)>; 2] {
+        let (inner, me) = (&self.memory.0, self.memory.member().rank().index());
+        let of = |panel: u32| self.shards.sources(me).map(move |source| (Inner::ready_flag(place, panel), inner.world_rank(source)));
+        let is_read = |panel: &u32| !self.shards.panel(me, *panel).is_empty();
+        let (read, unread): (Vec<_>, Vec<_>) = (0..self.shards.panels()).partition(is_read);
+        [read, unread].map(|panels| panels.into_iter().flat_map(of).collect())
+    }
+
+    /// Bytes of the parts that come here.
+    fn parts_bytes(&self) -> u64 {
+        let own = self.shards.shard(self.memory.member().rank().index());
+        u64::from(self.shards.members - 1) * (own.end - own.start) * self.product.n * size_of::<O>() as u64
+    }
+}
+
+impl<T: ScatterOperands<O>, O> fmt::Debug for ScatteredProduct<'_, T, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScatteredProduct").field("of", self.of).finish_non_exhaustive()
+    }
+}

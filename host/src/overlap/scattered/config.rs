@@ -1,0 +1,252 @@
+//! What is computed, by which method, and why.
+
+use std::fmt;
+
+use super::kernels::ScatterOperands;
+use super::shards::Shards;
+use crate::comm::WorldSize;
+use crate::gemm::{Activation, GemmConfig, GemmTile};
+use crate::overlap::choice::Rates;
+use crate::overlap::config::{Cut, Method};
+use crate::overlap::sizes::{Global, Split};
+use crate::runtime::{Error, Result};
+
+/// A product whose sum the ranks share, and of which each gets some rows: `D = activation(alpha * (A B) + bias)`. Begin with [`new`](Self::new).
+///
+/// Each rank has `k / ranks` columns of `A`, for all `m` rows, and the same rows of `B`. `m` may be any: the last ranks then get fewer rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReduceScatterConfig {
+    /// Over all ranks.
+    pub sizes: Global,
+    /// Whether `B` is stored as its transpose, `[n, k]`.
+    pub transpose_b: bool,
+    /// Factor of the whole sum.
+    pub alpha: f32,
+    /// What comes last, after the bias: of whole sums.
+    pub activation: Activation,
+    /// The method; none: [the fastest by the model](Self::choose).
+    pub method: Option<Method>,
+    /// Parts of a rank's rows, which travel one after another, at most [`MOST_PANELS`](Self::MOST_PANELS); none: as the model finds best. Each has a multiple of 256 rows, so that
+    /// there may be fewer.
+    pub panels: Option<u32>,
+    /// Multiprocessors that a fused product leaves to other kernels, such as NCCL's.
+    pub margin: u32,
+}
+
+/// How a scattered product is done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScatterChoice {
+    /// The method.
+    pub method: Method,
+    /// Parts of a rank's rows, which travel one after another.
+    pub panels: u32,
+    /// The tile of the kernel that adds.
+    pub tile: GemmTile,
+    /// Why this method.
+    pub why: String,
+    /// Predicted times in microseconds.
+    pub predicted: ScatterTimes,
+}
+
+/// Predicted times in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScatterTimes {
+    /// The product of one rank, alone.
+    pub product: f64,
+    /// The copies alone.
+    pub wire: f64,
+    /// [`Method::Fused`].
+    pub fused: f64,
+    /// [`Method::Chunked`].
+    pub chunked: f64,
+    /// [`Method::Sequential`].
+    pub sequential: f64,
+}
+
+impl ReduceScatterConfig {
+    /// The most panels.
+    pub const MOST_PANELS: u32 = Cut::CHUNKS;
+
+    /// The product of row-major operands, and nothing after it.
+    pub fn new(sizes: Global) -> Self {
+        Self { sizes, transpose_b: false, alpha: 1.0, activation: Activation::Identity, method: None, panels: None, margin: 0 }
+    }
+
+    /// What one rank multiplies: all rows, its part of the sum.
+    ///
+    /// # Errors
+    /// As [`Global::local`].
+    pub fn product(&self, ranks: WorldSize) -> Result<GemmConfig> {
+        let local = self.sizes.local(ranks, Split::Sum)?;
+        Ok(GemmConfig { m: local.m(), n: local.n(), k: local.k(), transpose_b: self.transpose_b, ..GemmConfig::default() })
+    }
+
+    /// Rows that each rank gets; the last ones may get fewer, or none.
+    pub fn rows(&self, ranks: WorldSize) -> u64 {
+        self.sizes.m.div_ceil(ranks.get().into())
+    }
+
+    /// The bytes that the other ranks' parts take of an [`OverlapMemory`](crate::overlap::OverlapMemory).
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`].
+    pub fn bytes<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize) -> Result<u64> {
+        let (rows, others) = (self.rows(ranks), u64::from(ranks.get() - 1));
+        let bytes = rows.checked_mul(self.sizes.n).and_then(|len| len.checked_mul(others)).and_then(|len| len.checked_mul(T::RESULT_BYTES));
+        bytes.ok_or(Error::TooLarge {
+            what: "ReduceScatterConfig",
+            count: rows.saturating_mul(self.sizes.n),
+            element_bytes: T::RESULT_BYTES,
+        })
+    }
+
+    pub(super) fn shards(&self, ranks: WorldSize, panels: u32) -> Shards {
+        Shards::new(ranks.get(), self.sizes.m, panels)
+    }
+
+    /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layout, types and rates alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes that the ranks do not divide or that the kernels on `wgmma` do not take, and for panels or a margin that cannot be, with the reason.
+    pub fn choose<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> Result<ScatterChoice> {
+        let invalid = |why: String| Error::Invalid { what: "ReduceScatterConfig", why };
+        if self.margin >= rates.multiprocessors {
+            return Err(invalid(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors)));
+        }
+        if let Some(panels) = self.panels.filter(|panels| !(1..=Self::MOST_PANELS).contains(panels)) {
+            return Err(invalid(format!("{panels} panels: take 1 to {}", Self::MOST_PANELS)));
+        }
+        let product = self.product(ranks)?;
+        product.takes_wgmma::<T, O>().map_err(|why| {
+            invalid(format!("parts are added by kernels on wgmma: {why}; or multiply by Gemm, and sum by a communicator's reduce_scatter"))
+        })?;
+        let own = GemmConfig { m: self.rows(ranks), ..product };
+        let time = |tile: &GemmTile| own.predicted_whole::<T, O>(*tile, rates.multiprocessors - self.margin);
+        let tiles: Vec<_> = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some()).collect();
+        let fastest = tiles.iter().filter_map(|tile| Some((*tile, time(tile)?))).min_by(|a, b| a.1.total_cmp(&b.1));
+        let (tile, _) =
+            fastest.ok_or_else(|| invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()))?;
+        let choices = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
+        let of = |method: Method| {
+            let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, method, *panels)));
+            times.min_by(|a, b| a.1.total_cmp(&b.1)).expect("there is a choice")
+        };
+        let [fused, chunked, sequential] = [Method::Fused, Method::Chunked, Method::Sequential].map(of);
+        let (alone, wire) = (product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0), self.wire::<T, O>(ranks, rates));
+        let predicted = ScatterTimes { product: alone, wire, fused: fused.1, chunked: chunked.1, sequential: sequential.1 };
+        let (method, why) = match self.method {
+            Some(method) => (method, "it is asked for".to_owned()),
+            None if ranks == WorldSize::ONE => (Method::Sequential, "one rank adds nothing".to_owned()),
+            None => {
+                // What waits in the stream alone is taken where another method is not clearly faster.
+                let (method, time) = [(Method::Fused, fused.1), (Method::Chunked, chunked.1)]
+                    .into_iter()
+                    .filter(|(_, time)| *time < 0.98 * sequential.1)
+                    .fold((Method::Sequential, sequential.1), |best, other| if other.1 < best.1 { other } else { best });
+                (method, format!("{time:.1} us predicted, of a product of {alone:.1} and copies of {wire:.1}"))
+            }
+        };
+        let panels = match method {
+            Method::Fused => fused.0,
+            Method::Chunked => chunked.0,
+            Method::Sequential => sequential.0,
+        };
+        Ok(ScatterChoice { method, panels: self.shards(ranks, panels).panels(), tile, why, predicted })
+    }
+
+    /// The time of all copies.
+    fn wire<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> f64 {
+        let bytes = (self.rows(ranks) * self.sizes.n * T::RESULT_BYTES) as f64;
+        f64::from(ranks.get() - 1) * (rates.start + bytes / rates.put + rates.flag)
+    }
+
+    /// The time by a method: the products of a rank's panels one after another, copies after each, and own rows as their parts come.
+    fn time<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, method: Method, panels: u32) -> f64 {
+        let Ok(product) = self.product(ranks) else { return f64::INFINITY };
+        let (shards, others) = (self.shards(ranks, panels), ranks.get() - 1);
+        let rows = |panel: u32| shards.panel(0, panel).end - shards.panel(0, panel).start;
+        let of = |m: u64| rates.beside * GemmConfig { m, ..product }.predicted::<T, O>(rates.multiprocessors).unwrap_or(f64::INFINITY);
+        let (mut now, mut out, mut there) = (0.0_f64, 0.0_f64, vec![0.0; shards.panels() as usize]);
+        for panel in (0..others).flat_map(|_| 0..shards.panels()) {
+            now += of(rows(panel));
+            let bytes = (rows(panel) * self.sizes.n * T::RESULT_BYTES) as f64;
+            out = now.max(out) + rates.wait + rates.start + rates.put_beside * bytes / rates.put + rates.flag;
+            // Other members' parts come as this one's go.
+            there[panel as usize] = out;
+        }
+        let end = match method {
+            Method::Fused => {
+                let each = of(shards.extent()) / f64::from(shards.panels());
+                there.iter().fold(now, |now, there| (now + each).max(*there))
+            }
+            Method::Chunked => (0..shards.panels()).fold(now, |now, panel| now.max(there[panel as usize] + rates.wait) + of(rows(panel))),
+            Method::Sequential => now.max(out + rates.wait) + of(shards.extent()),
+        };
+        end.max(rates.host.sequential + 6.0 * f64::from(others * shards.panels()))
+    }
+}
+
+impl fmt::Display for ScatterChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, panels, tile, why, predicted } = self;
+        write!(f, "{method:?}: {why}\n  own rows in tiles {tile:?}, {panels} panels a rank")?;
+        let times = [(Method::Fused, predicted.fused), (Method::Chunked, predicted.chunked), (Method::Sequential, predicted.sequential)];
+        let others = times.into_iter().filter(|(other, _)| other != method);
+        others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oxtile_tile::num::bf16;
+
+    use super::*;
+
+    /// Another default is another program: it is a line of the changelog.
+    #[test]
+    fn defaults_are_pinned() {
+        let sizes = Global { m: 1, n: 2, k: 3 };
+        let expected = ReduceScatterConfig {
+            sizes,
+            transpose_b: false,
+            alpha: 1.0,
+            activation: Activation::Identity,
+            method: None,
+            panels: None,
+            margin: 0,
+        };
+        assert_eq!(ReduceScatterConfig::new(sizes), expected);
+    }
+
+    #[test]
+    fn large_products_are_not_sequential_and_small_ones_are() {
+        let choose = |m, ranks| {
+            let config = ReduceScatterConfig::new(Global { m, n: 8192, k: 8192 });
+            config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
+        };
+        for ranks in [2, 4, 8] {
+            let large = choose(8192, ranks);
+            assert_ne!(large.method, Method::Sequential, "{large}");
+            let ScatterTimes { product, wire, fused, .. } = large.predicted;
+            assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
+            assert_eq!(choose(16, ranks).method, Method::Sequential);
+        }
+        assert_eq!(choose(8192, 1).method, Method::Sequential);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_a_mend() {
+        let config = ReduceScatterConfig::new(Global { m: 64, n: 60, k: 64 });
+        let refused =
+            |config: ReduceScatterConfig| config.choose::<bf16, bf16>(WorldSize::new(2).unwrap(), &Rates::H200).unwrap_err().to_string();
+        assert!(refused(config).contains("multiply by Gemm, and sum by a communicator's reduce_scatter"), "{}", refused(config));
+        let sized = ReduceScatterConfig { sizes: Global { m: 64, n: 64, k: 64 }, ..config };
+        assert_eq!(refused(ReduceScatterConfig { panels: Some(17), ..sized }), "ReduceScatterConfig: 17 panels: take 1 to 16");
+        assert_eq!(
+            refused(ReduceScatterConfig { margin: 132, ..sized }),
+            "ReduceScatterConfig: a margin of 132 leaves none of 132 multiprocessors"
+        );
+        let odd = ReduceScatterConfig { sizes: Global { m: 64, n: 64, k: 65 }, ..config };
+        assert!(refused(odd).contains("k is 65, which 2 ranks do not divide"), "{}", refused(odd));
+    }
+}

@@ -1,0 +1,236 @@
+//! A product and a reduce-scatter as one operation: rows of other ranks are multiplied first, and travel while this rank's own are multiplied.
+
+mod call;
+mod config;
+mod kernels;
+mod shards;
+
+pub use call::ScatteredProduct;
+pub use config::{ReduceScatterConfig, ScatterChoice, ScatterTimes};
+pub use kernels::ScatterOperands;
+
+use std::fmt;
+
+use oxtile_kernels::gemm::PRESENT;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::num::Pod;
+
+use call::{Own, Sent};
+use shards::Shards;
+
+use super::choice::Rates;
+use super::config::Method;
+use super::memory::{Inner, OverlapMemory};
+use super::schedule::banded;
+use super::table::{Instance, Order};
+use crate::gemm::{Gemm, GemmConfig, Matrices};
+use crate::runtime::{Buffer, Error, Result, Stream};
+
+/// A product whose sum the members of a team share, and of which each gets some rows.
+///
+/// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, which copy engines put to that one panel by panel, then those of the member
+/// after it, and its own rows last. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
+/// of the other members in ascending order; the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run, in whichever order parts arrive.
+///
+/// By [`Method::Fused`] the kernel of the own rows waits for each panel before it adds it. By [`Method::Sequential`] the stream waits for all of them before that kernel.
+///
+/// 1. all ranks take an [`OverlapMemory`], and make the operation ([`new`](Self::new)), which neither waits nor meets anyone;
+/// 2. all [bind](Self::bind) it, which compares what they made;
+/// 3. each call [runs](ScatteredProduct::run) the product of what is in the bound matrices then.
+///
+/// A call does not wait on the host and allocates no device memory. Any may be captured, the first too: by each method. After a call, wait for a
+/// [ticket](crate::symmetric::Arena::ticket) of the stream: it names the rank and the chunk that did not come.
+///
+/// ```
+/// use oxtile::comm::{EmulatedCommunicator, Team, WorldSize};
+/// use oxtile::num::bf16;
+/// use oxtile::overlap::{GemmReduceScatter, Global, OverlapMemory, ReduceScatterConfig};
+/// use oxtile::symmetric::{Arena, ArenaOptions};
+/// use oxtile::{Buffer, Result, Runtime};
+///
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::checked(1)?;
+/// let rank = EmulatedCommunicator::world_of(&runtime, WorldSize::ONE)?.remove(0);
+/// let arena = Arena::open(&rank, ArenaOptions::default())?;
+/// let (compute, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
+/// let member = Team::all(arena.world()).member(arena.rank()).unwrap();
+///
+/// let config = ReduceScatterConfig::new(Global { m: 64, n: 64, k: 64 });
+/// let memory = OverlapMemory::take(&arena, &member, config.bytes::<bf16, bf16>(WorldSize::ONE)?, &out)?;
+/// let scatter = GemmReduceScatter::<bf16, bf16>::new(&memory, &compute, config)?;
+///
+/// let (a, weight) = (Buffer::zeros(&compute, 64 * 64)?, Buffer::zeros(&compute, 64 * 64)?);
+/// let mut d = Buffer::zeros(&compute, config.rows(WorldSize::ONE) * 64)?;
+/// let mut product = scatter.bind(&compute, a.view(), weight.view(), None, d.view_mut())?;
+/// for _ in 0..3 {
+///     product.run(&compute)?;
+/// }
+/// arena.ticket(&compute)?.wait()?;
+/// # drop(product);
+/// # drop((scatter, memory));
+/// # arena.close().unwrap().finish()
+/// # }
+/// ```
+pub struct GemmReduceScatter<T: ScatterOperands<O>, O: 'static> {
+    memory: OverlapMemory,
+    config: ReduceScatterConfig,
+    choice: ScatterChoice,
+    shards: Shards,
+    product: GemmConfig,
+    /// The products of panels, by their rows.
+    panels: Vec<(u64, Gemm<T, O>)>,
+    /// What is put to other members, by target and panel. Each is memory of its own: work on one does not wait for copies of another.
+    sent: Vec<(u32, u32, Buffer<O>)>,
+    own: Box<dyn Instance<T, O>>,
+    tiles: Buffer<u32>,
+    flags: Buffer<u32>,
+    number: u64,
+    note: String,
+}
+
+impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
+    /// Chooses the method, loads its kernels, takes room for what is put to the others, which all operations on one memory share, and uploads the order of tiles with `stream`. Waits for no other rank.
+    ///
+    /// # Errors
+    /// As [`ReduceScatterConfig::choose`]; [`Error::Invalid`] for memory that is too small, and on devices other than Hopper; as [`Runtime::load`](crate::Runtime::load).
+    pub fn new(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig) -> Result<Self> {
+        const WHAT: &str = "GemmReduceScatter::new";
+        let inner = &memory.0;
+        let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
+        crate::gemm::wgmma_of(device.capability()).map_err(|why| {
+            let why = format!("parts are added by kernels on wgmma: {why}; multiply by Gemm, and sum by a communicator's reduce_scatter");
+            Error::Invalid { what: WHAT, why }
+        })?;
+        memory.check_room(WHAT, config.bytes::<T, O>(ranks)?)?;
+        let choice = config.choose::<T, O>(ranks, &Rates { multiprocessors: device.limits().multiprocessors, ..Rates::H200 })?;
+        let (shards, product, runtime) = (config.shards(ranks, choice.panels), config.product(ranks)?, device.runtime());
+        let foreign: Vec<_> = shards.targets(me).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel))).collect();
+        let (mut panels, mut sent) = (Vec::<(u64, Gemm<T, O>)>::new(), Vec::new());
+        for (number, (target, panel)) in foreign.into_iter().enumerate() {
+            let rows = shards.panel(target, panel);
+            let m = rows.end - rows.start;
+            if m > 0 && !panels.iter().any(|(rows, _)| *rows == m) {
+                panels.push((m, Gemm::new(&runtime, GemmConfig { m, ..product })?));
+            }
+            sent.push((target, panel, inner.room::<O>(stream, 1 + number, m * product.n)?));
+        }
+        let entry = T::kernel(choice.tile, !config.transpose_b).expect("the choice is of kernels that there are");
+        let own = (entry.load)(&runtime)?;
+        own.prepare(&device)?;
+        let ([rows, columns], cluster) = choice.tile.size();
+        let mine = shards.shard(me);
+        let rows: Vec<_> = (0..(mine.end - mine.start).div_ceil(rows * cluster) as u32).collect();
+        let tiles = Buffer::from_slice(stream, &banded(&rows, product.n.div_ceil(columns) as u32))?;
+        let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, choice.method))?;
+        let number = inner.next_operation();
+        let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
+        let ScatterChoice { method, panels: count, .. } = choice;
+        let note = format!("{config:?} of {elements} into {results} by {method:?} in {:?}, {count} panels", inner.member.team());
+        inner.arena.note(&inner.operation(number), &note)?;
+        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, tiles, flags, number, note })
+    }
+
+    /// The method, and why.
+    pub fn choice(&self) -> &ScatterChoice {
+        &self.choice
+    }
+
+    /// Binds this rank's part of `A`, `[m, k / ranks]`, and of `B`, `[k / ranks, n]` or its transpose, a bias of one value a column if there is one, and the result, [`rows`](ReduceScatterConfig::rows) or fewer rows of
+    /// `n`: those of its shard of all rows. Every rank names the same bias, which is added once. Compares the operation with the other members', and waits for them to make it; encodes tensor maps
+    /// and waits for those to be there.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] for another operation on another member; [`Error::Length`] for a view of another size; ranks that do not come; as
+    /// [`Gemm::bind`].
+    pub fn bind<'a>(
+        &'a self,
+        stream: &Stream,
+        a: DeviceView<'a, T>,
+        weight: DeviceView<'a, T>,
+        bias: Option<DeviceView<'a, O>>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<ScatteredProduct<'a, T, O>> {
+        let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
+        let own = self.shards.shard(inner.member.rank().index());
+        let rows = own.end - own.start;
+        Error::check_length("GemmReduceScatter::bind, a", m * k, a.len())?;
+        Error::check_length("GemmReduceScatter::bind, b", k * n, weight.len())?;
+        Error::check_length("GemmReduceScatter::bind, d", rows * n, d.len())?;
+        if let Some(bias) = bias {
+            Error::check_length("GemmReduceScatter::bind, bias", n, bias.len())?;
+        }
+        inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
+        inner.open(stream)?;
+        let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, a, weight)).collect::<Result<Vec<_>>>()?;
+        let result = d.access("d");
+        let own = [0, 1].map(|place| {
+            if rows == 0 {
+                return Ok(None);
+            }
+            // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `ScatteredProduct::run`, which has the only reference to both, and each call is
+            // after the one before it.
+            let d = unsafe { DeviceViewMut::from_raw(result.address, rows * n, result.owner) };
+            let matrices = Matrices { a: a.slice(own.start * k, own.end * k), b: weight, scales: None, bias, d };
+            self.bind_own(stream, place, rows, matrices).map(Some)
+        });
+        let [first, second] = own;
+        // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the products that lend it for themselves.
+        let result = unsafe { DeviceView::from_raw(result.address, rows * n, result.owner) };
+        Ok(ScatteredProduct::new(self, result, sent, [first?, second?]))
+    }
+
+    /// The product of a panel of another member's rows.
+    fn bind_panel<'a>(
+        &'a self,
+        stream: &Stream,
+        (target, panel, room): &'a (u32, u32, Buffer<O>),
+        a: DeviceView<'a, T>,
+        weight: DeviceView<'a, T>,
+    ) -> Result<Sent<'a>> {
+        let (GemmConfig { n, k, .. }, first) = (self.product, self.shards.shard(*target).start);
+        let rows = self.shards.panel(*target, *panel);
+        let count = rows.end - rows.start;
+        let gemm = self.panels.iter().find(|(rows, _)| *rows == count).filter(|_| count > 0);
+        let product = gemm.map(|(_, gemm)| {
+            // SAFETY: the room is of this panel alone, and is written by this product alone; a call is after the one before it, also of another operation that has the same room.
+            let d = unsafe { DeviceViewMut::from_raw(room.address(), count * n, room.owner()) };
+            let a = a.slice((first + rows.start) * k, (first + rows.end) * k);
+            gemm.bind_matrices(stream, Matrices { a, b: weight, scales: None, bias: None, d })
+        });
+        let size = size_of::<O>() as u64;
+        // SAFETY: the bytes of a buffer's elements, which share its uses.
+        let bytes = unsafe { Buffer::<u8>::of(std::sync::Arc::clone(room.memory()), count * n * size) };
+        let me = self.memory.member().rank().index();
+        let shard = self.shards.shard(*target);
+        let at = (self.shards.place_at(*target, me) * (shard.end - shard.start) + rows.start) * n * size;
+        Ok(Sent { product: product.transpose()?, bytes, target: *target, panel: *panel, at })
+    }
+
+    /// The product of the own rows, with the parts that lie in a place.
+    fn bind_own<'a>(&'a self, stream: &Stream, place: usize, rows: u64, matrices: Matrices<'a, T, T, O>) -> Result<Own<'a>> {
+        let (GemmConfig { n, .. }, sources) = (self.product, self.shards.members - 1);
+        let ReduceScatterConfig { alpha, activation, margin, .. } = self.config;
+        let config = GemmConfig { m: rows, alpha, activation, ..self.product };
+        let extent = self.shards.panel_rows() as u32;
+        let (tiles, flags) = (self.tiles.view(), self.flags.view());
+        let order = Order { tiles, flags, extent, sources, slab: 1, first: 0, margin };
+        let parts = self.memory.0.place::<O>(place, u64::from(sources) * rows * n);
+        self.own.bind(stream, config, order, matrices, None, Some(parts))
+    }
+}
+
+/// For each panel and each other member in ascending order the number of the flag that the kernel waits for, among those of the place.
+fn flags_of(inner: &Inner, shards: &Shards, method: Method) -> Vec<u32> {
+    let me = inner.member.rank().index();
+    let flag = |panel: u32, source: u32| match method {
+        Method::Fused => inner.ready.index(panel, inner.world_rank(source)),
+        Method::Chunked | Method::Sequential => PRESENT,
+    };
+    (0..shards.panels()).flat_map(|panel| shards.sources(me).map(move |source| flag(panel, source))).collect()
+}
+
+impl<T: ScatterOperands<O>, O> fmt::Debug for GemmReduceScatter<T, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GemmReduceScatter").field("config", &self.config).field("method", &self.choice.method).finish_non_exhaustive()
+    }
+}

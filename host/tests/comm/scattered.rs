@@ -1,0 +1,435 @@
+//! Products whose sum ranks share, and whose rows are scattered: their bits are those of an oracle that rounds parts alike and adds them in order, whichever part comes when.
+
+use std::time::Duration;
+
+use half::bf16 as Half;
+use oxtile::comm::WorldSize;
+use oxtile::gemm::{Activation, Gemm, GemmConfig};
+use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
+use oxtile::num::{bf16, f16};
+use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig, ScatterOperands};
+use oxtile::symmetric::ArenaOptions;
+use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
+
+use crate::arenas::Arenas;
+use crate::overlap::{self, Calls, ROUNDS, by, cut, member};
+use crate::overlap_calls::Ranks;
+use crate::support::seeds;
+use crate::values::values;
+
+/// A program of every rank.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ranks: u32,
+    config: ReduceScatterConfig,
+    calls: Calls,
+    seed: u64,
+}
+
+/// What a rank has.
+struct Side {
+    out: Stream,
+    compute: Stream,
+    scatter: GemmReduceScatter<bf16, bf16>,
+    a: Buffer<bf16>,
+    weight: Buffer<bf16>,
+    bias: Buffer<bf16>,
+    d: Buffer<bf16>,
+}
+
+fn options() -> ArenaOptions {
+    ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+}
+
+fn config(method: Method, panels: u32, [m, n, k]: [u64; 3]) -> ReduceScatterConfig {
+    ReduceScatterConfig { method: Some(method), panels: Some(panels), ..ReduceScatterConfig::new(Global { m, n, k }) }
+}
+
+impl Case {
+    fn world(&self) -> WorldSize {
+        WorldSize::new(self.ranks).unwrap()
+    }
+
+    fn product(&self) -> GemmConfig {
+        self.config.product(self.world()).unwrap()
+    }
+
+    /// Rows of a rank.
+    fn rows(&self, rank: u32) -> std::ops::Range<u64> {
+        let (m, extent) = (self.config.sizes.m, self.config.sizes.m.div_ceil(self.ranks.into()));
+        (u64::from(rank) * extent).min(m)..((u64::from(rank) + 1) * extent).min(m)
+    }
+
+    fn a(&self, rank: u32, round: u64) -> Vec<Half> {
+        let GemmConfig { m, k, .. } = self.product();
+        values(1000 + 10 * round + u64::from(rank), m * k)
+    }
+
+    fn weight(&self, rank: u32) -> Vec<Half> {
+        let GemmConfig { n, k, .. } = self.product();
+        values(rank.into(), n * k)
+    }
+
+    fn bias(&self) -> Vec<Half> {
+        values(77, self.config.sizes.n)
+    }
+
+    /// What a rank's result is to be: its own product in `f32`, then the others' in ascending order, each rounded as it was computed, a panel at a time.
+    fn expected(&self, rank: u32, round: u64) -> Result<Vec<u16>> {
+        let (runtime, product, rows) = (Runtime::emulated(1)?, self.product(), self.rows(rank));
+        let (stream, GemmConfig { n, k, .. }) = (runtime.device(0)?.stream()?, product);
+        let count = rows.end - rows.start;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let part = |of: u32, rows: &std::ops::Range<u64>| self.a(of, round)[(rows.start * k) as usize..(rows.end * k) as usize].to_vec();
+        let own = GemmConfig { m: count, ..product };
+        let plans = own.plans::<bf16, f32>(&runtime.device(0)?);
+        let whole = Gemm::<bf16, f32>::planned(&runtime, own, *plans.iter().find(|plan| plan.parts == 1).unwrap())?;
+        let (a, b) = (Buffer::from_slice(&stream, &part(rank, &rows))?, Buffer::from_slice(&stream, &self.weight(rank))?);
+        let mut d = Buffer::<f32>::zeros(&stream, count * n)?;
+        whole.run(&stream, a.view(), b.view(), None, d.view_mut())?;
+        let mut sums = d.to_vec(&stream)?;
+        let extent = self.config.sizes.m.div_ceil(self.ranks.into());
+        let panel = extent.div_ceil(self.config.panels.unwrap().into()).next_multiple_of(256);
+        for other in (0..self.ranks).filter(|other| *other != rank) {
+            let b = Buffer::from_slice(&stream, &self.weight(other))?;
+            for first in (rows.start..rows.end).step_by(panel as usize) {
+                let rows_of_panel = first..(first + panel).min(rows.end);
+                let config = GemmConfig { m: rows_of_panel.end - first, ..product };
+                let a = Buffer::from_slice(&stream, &part(other, &rows_of_panel))?;
+                let mut d = Buffer::<bf16>::zeros(&stream, config.m * n)?;
+                Gemm::<bf16, bf16>::new(&runtime, config)?.run(&stream, a.view(), b.view(), None, d.view_mut())?;
+                let first = ((first - rows.start) * n) as usize;
+                for (sum, part) in sums[first..].iter_mut().zip(d.to_vec_as::<Half>(&stream)?) {
+                    *sum += part.to_f32();
+                }
+            }
+        }
+        let bias = self.bias();
+        let finish = |(at, sum): (usize, f32)| {
+            let scaled = if self.config.alpha == 1.0 { sum } else { self.config.alpha * sum };
+            Half::from_f32(scaled + bias[at % n as usize].to_f32()).to_bits()
+        };
+        Ok(sums.into_iter().enumerate().map(finish).collect())
+    }
+
+    /// What every rank's result is to be in every round.
+    fn all_expected(&self) -> Result<Vec<Vec<Vec<u16>>>> {
+        let of_rank = |rank| (0..ROUNDS).map(|round| self.expected(rank, round)).collect();
+        (0..self.ranks).map(of_rank).collect()
+    }
+
+    /// Runs it, and compares every rank's result of every round.
+    fn run(&self) -> Result<()> {
+        self.compare(&self.all_expected()?)
+    }
+
+    fn compare(&self, expected: &[Vec<Vec<u16>>]) -> Result<()> {
+        let Self { ranks, config, calls, seed } = *self;
+        let all = Arenas::with(ranks, seed, options());
+        let (copy, n) = (all.world.runtime.load::<CopyWords>()?, config.sizes.n);
+        let mut sides = Vec::new();
+        for (i, arena) in all.arenas.iter().enumerate() {
+            let (out, compute) = (all.world.ranks[i].device().urgent_stream()?, all.stream(i).clone());
+            let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<bf16, bf16>(self.world())? + 64, &out)?;
+            let scatter = GemmReduceScatter::<bf16, bf16>::new(&memory, &compute, config)?;
+            assert_eq!(Some(scatter.choice().method), config.method, "{self:?}");
+            let rows = self.rows(i as u32);
+            let (a, weight) = (Buffer::from_slice(&compute, &self.a(i as u32, 0))?, Buffer::from_slice(&compute, &self.weight(i as u32))?);
+            let (bias, d) =
+                (Buffer::from_slice(&compute, &self.bias())?, Buffer::<bf16>::named(&compute, "d", (rows.end - rows.start) * n)?);
+            sides.push(Side { out, compute, scatter, a, weight, bias, d });
+        }
+        let mut bound = Vec::new();
+        let mut operands = Vec::new();
+        for Side { out, compute, scatter, a, weight, bias, d } in &mut sides {
+            // SAFETY: the operand is written by copies on the stream of the calls, between them.
+            operands.push(unsafe { Buffer::<bf16>::borrow_raw(&compute.device(), a.address(), a.len()) }?);
+            bound.push((out, &*compute, scatter.bind(compute, a.view(), weight.view(), Some(bias.view()), d.view_mut())?));
+        }
+        let mut graphs = Vec::new();
+        for (out, compute, product) in bound.iter_mut().filter(|_| calls != Calls::Eager) {
+            let count = if calls == Calls::Mixed { 2 } else { 1 };
+            graphs.push(Graph::capture(&[compute, out], || (0..count).try_for_each(|_| product.run(compute)))?);
+        }
+        let mut found: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
+        for round in 0..ROUNDS {
+            for (i, (_, compute, product)) in bound.iter_mut().enumerate() {
+                operands[i].copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &self.a(i as u32, round))?)?;
+                if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {
+                    graphs[i].replay(compute)?;
+                } else {
+                    product.run(compute)?;
+                }
+                let mut kept = Buffer::<u32>::named(compute, "kept", product.result().len() / 2)?;
+                copy.launch(compute, CopyWordsArgs { source: product.result().cast(), target: kept.view_mut() })?;
+                found[i].push(kept);
+            }
+        }
+        for (i, (_, compute, _)) in bound.iter().enumerate() {
+            all.arenas[i].ticket(compute)?.wait()?;
+            for (round, kept) in found[i].iter().enumerate() {
+                let words = kept.to_vec(compute)?;
+                let found: Vec<u16> = words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
+                assert!(found == expected[i][round], "{self:?}, rank {i}, round {round}");
+            }
+        }
+        drop((bound, graphs));
+        drop((found, operands, sides));
+        all.close();
+        Ok(())
+    }
+}
+
+#[test]
+fn every_method_has_the_bits_of_the_sum_in_order() {
+    let cases = [
+        (1, config(Method::Sequential, 1, [40, 16, 72])),
+        (2, config(Method::Fused, 1, [70, 32, 144])),
+        (2, config(Method::Sequential, 1, [70, 32, 144])),
+        // Two panels of a shard, the second shorter; a tile has rows of one of them.
+        (2, ReduceScatterConfig { alpha: 0.75, ..config(Method::Fused, 2, [600, 16, 32]) }),
+        (3, ReduceScatterConfig { transpose_b: true, ..config(Method::Fused, 2, [800, 24, 72]) }),
+        // Shards of 3, 3, 3 and 0 rows.
+        (4, config(Method::Fused, 1, [9, 16, 64])),
+        (8, config(Method::Fused, 1, [100, 8, 128])),
+    ];
+    for (at, (ranks, config)) in cases.into_iter().enumerate() {
+        let calls: &[_] = if ranks < 4 { &[Calls::Eager, Calls::Captured, Calls::Mixed] } else { &[Calls::Mixed] };
+        let mut expected = None;
+        for calls in calls {
+            let case = Case { ranks, config, calls: *calls, seed: at as u64 };
+            let expected = expected.get_or_insert_with(|| case.all_expected().expect("the oracle multiplies"));
+            case.compare(expected).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        }
+    }
+}
+
+/// Random shapes, each under a seed of its own: parts come in other orders.
+#[test]
+fn random_shapes_under_many_seeds() {
+    for seed in 0..seeds() / 8 {
+        let mut state = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x9E37_79B9;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        let ranks = 2 + below(3) as u32;
+        let sizes = [1 + below(700), 8 * (1 + below(3)), 8 * (1 + below(10)) * u64::from(ranks)];
+        let method = [Method::Fused, Method::Fused, Method::Sequential][below(3) as usize];
+        let transpose_b = below(2) == 0;
+        let config = ReduceScatterConfig { transpose_b, ..config(method, 1 + below(3) as u32, sizes) };
+        let calls = [Calls::Eager, Calls::Captured, Calls::Mixed][below(3) as usize];
+        let case = Case { ranks, config, calls, seed };
+        case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+/// The same bits under every seed, and so in every order in which parts come.
+#[test]
+fn the_order_of_arrival_changes_no_bit() {
+    let case = Case { ranks: 3, config: config(Method::Fused, 1, [30, 16, 48]), calls: Calls::Eager, seed: 0 };
+    let expected = case.all_expected().unwrap();
+    for seed in 0..seeds() {
+        Case { seed, ..case }.compare(&expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
+    }
+}
+
+/// Bias, factor and GELU of whole sums, once: all elements against float64.
+#[test]
+fn what_follows_comes_once_after_the_whole_sum() -> Result<()> {
+    follows::<bf16, Half>(2, values, Half::to_f64, 1.0 / 256.0)?;
+    follows::<bf16, Half>(4, values, Half::to_f64, 1.0 / 256.0)?;
+    let of = |seed, len| values(seed, len).into_iter().map(|value| half::f16::from_f32(value.to_f32())).collect();
+    follows::<f16, half::f16>(2, of, half::f16::to_f64, 1.0 / 2048.0)
+}
+
+fn follows<T, H>(ranks: u32, values: impl Fn(u64, u64) -> Vec<H>, of: impl Fn(H) -> f64 + Copy, rounding: f64) -> Result<()>
+where
+    T: ScatterOperands<T> + oxtile::num::Pod,
+    H: oxtile::runtime::HostElement<Device = T> + Copy,
+{
+    let (m, n, k, alpha) = (90_u64, 24_u64, 64 * u64::from(ranks), 0.125);
+    let sizes = Global { m, n, k };
+    let config =
+        ReduceScatterConfig { alpha, activation: Activation::Gelu, method: Some(Method::Fused), ..ReduceScatterConfig::new(sizes) };
+    let (all, world) = (Arenas::with(ranks, 5, options()), WorldSize::new(ranks).unwrap());
+    let (mut made, bias) = (Vec::new(), values(77, n));
+    for (i, arena) in all.arenas.iter().enumerate() {
+        let out = all.world.ranks[i].device().urgent_stream()?;
+        let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<T, T>(world)?, &out)?;
+        made.push(GemmReduceScatter::<T, T>::new(&memory, all.stream(i), config)?);
+    }
+    let operands: Vec<_> =
+        (0..u64::from(ranks)).map(|i| (values(i, m * (k / u64::from(ranks))), values(50 + i, n * (k / u64::from(ranks))))).collect();
+    let mut results = Vec::new();
+    for (i, scatter) in made.iter().enumerate() {
+        let (stream, (a, b)) = (all.stream(i), &operands[i]);
+        let rows = (m - (i as u64 * m.div_ceil(ranks.into())).min(m)).min(m.div_ceil(ranks.into()));
+        let (a, b, bias) = (Buffer::from_slice(stream, a)?, Buffer::from_slice(stream, b)?, Buffer::from_slice(stream, &bias)?);
+        let mut d = Buffer::<T>::uninitialised(stream, rows * n)?;
+        scatter.bind(stream, a.view(), b.view(), Some(bias.view()), d.view_mut())?.run(stream)?;
+        results.push(d);
+    }
+    let each = (k / u64::from(ranks)) as usize;
+    for (i, d) in results.iter().enumerate() {
+        all.arenas[i].ticket(all.stream(i))?.wait()?;
+        let first = i as u64 * m.div_ceil(ranks.into());
+        for (at, found) in d.to_vec_as::<H>(all.stream(i))?.into_iter().enumerate() {
+            let (row, column) = (first as usize + at / n as usize, at % n as usize);
+            let (mut sum, mut size) = (0.0, 0.0);
+            for (a, b) in &operands {
+                let terms = (0..each).map(|k| of(a[row * each + k]) * of(b[k * n as usize + column]));
+                let part: f64 = terms.sum();
+                (sum, size) = (sum + part, size + part.abs());
+            }
+            let x = f64::from(alpha) * sum + of(bias[column]);
+            let gelu = x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+            // Parts are rounded, and so is the result; GELU stretches no distance by more than 1.13.
+            let bound = 1.2 * rounding * (f64::from(alpha) * size) + rounding * gelu.abs() + 1e-3;
+            assert!((of(found) - gelu).abs() <= bound, "{ranks} ranks, row {row}, column {column}: {} for {gelu}", of(found));
+        }
+    }
+    Ok(())
+}
+
+/// A rank that does not call is named, with the chunk that does not come, by each method.
+#[test]
+fn a_rank_that_does_not_call_is_named() -> Result<()> {
+    for method in [Method::Fused, Method::Sequential] {
+        let (config, two) = (config(method, 1, [70, 32, 144]), WorldSize::new(2).unwrap());
+        let all = Arenas::with(2, 1, ArenaOptions { deadline: Duration::from_millis(300), ..options() });
+        let mut made = Vec::new();
+        for (i, arena) in all.arenas.iter().enumerate() {
+            let out = all.world.ranks[i].device().urgent_stream()?;
+            let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<bf16, bf16>(two)?, &out)?;
+            made.push(GemmReduceScatter::<bf16, bf16>::new(&memory, all.stream(i), config)?);
+        }
+        let stream = all.stream(0);
+        let (a, b) = (Buffer::<bf16>::zeros(stream, 70 * 72)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
+        let mut d = Buffer::<bf16>::zeros(stream, 35 * 32)?;
+        made[0].bind(stream, a.view(), b.view(), None, d.view_mut())?.run(stream)?;
+        let start = std::time::Instant::now();
+        let error = all.arenas[0].ticket(stream)?.wait().unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("chunk"), "{method:?}: {error}");
+        assert!(start.elapsed() < Duration::from_millis(1300) || cfg!(debug_assertions), "{:?}", start.elapsed());
+    }
+    Ok(())
+}
+
+/// Members that made different operations learn of it before the first call, in every build.
+#[test]
+fn other_operations_on_other_ranks_are_refused() -> Result<()> {
+    let first = config(Method::Fused, 1, [72, 32, 144]);
+    // A field more is a member more of this list.
+    let ReduceScatterConfig { sizes: _, transpose_b: _, alpha: _, activation: _, method: _, panels: _, margin: _ } = first;
+    let others = [
+        ReduceScatterConfig { sizes: Global { m: 80, ..first.sizes }, ..first },
+        ReduceScatterConfig { transpose_b: true, ..first },
+        ReduceScatterConfig { alpha: 2.0, ..first },
+        ReduceScatterConfig { activation: Activation::Gelu, ..first },
+        ReduceScatterConfig { method: Some(Method::Sequential), ..first },
+        ReduceScatterConfig { panels: Some(2), ..first },
+        ReduceScatterConfig { margin: 2, ..first },
+    ];
+    for other in others {
+        let (all, two) = (Arenas::with(2, 1, options()), WorldSize::new(2).unwrap());
+        let mut made = Vec::new();
+        for (i, config) in [first, other].into_iter().enumerate() {
+            let out = all.world.ranks[i].device().urgent_stream()?;
+            let bytes = others_bytes(&[first, other], two)?;
+            let memory = OverlapMemory::take(&all.arenas[i], &member(&all, i), bytes, &out)?;
+            made.push(GemmReduceScatter::<bf16, bf16>::new(&memory, all.stream(i), config)?);
+        }
+        let stream = all.stream(0);
+        let (a, b) = (Buffer::<bf16>::zeros(stream, 72 * 72)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
+        let mut d = Buffer::<bf16>::zeros(stream, 36 * 32)?;
+        let error = made[0].bind(stream, a.view(), b.view(), None, d.view_mut()).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{other:?}: {error}");
+    }
+    Ok(())
+}
+
+fn others_bytes(configs: &[ReduceScatterConfig], ranks: WorldSize) -> Result<u64> {
+    configs.iter().try_fold(0, |most, config| Ok(config.bytes::<bf16, bf16>(ranks)?.max(most)))
+}
+
+/// After the first call nothing is allocated, and no host waits: over 100 calls.
+#[test]
+fn a_hundred_calls_allocate_nothing() -> Result<()> {
+    let (config, two) = (config(Method::Fused, 1, [4, 8, 16]), WorldSize::new(2).unwrap());
+    let all = Arenas::with(2, 3, options());
+    let mut made = Vec::new();
+    for (i, arena) in all.arenas.iter().enumerate() {
+        let out = all.world.ranks[i].device().urgent_stream()?;
+        let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<bf16, bf16>(two)?, &out)?;
+        let stream = all.stream(i);
+        let (a, b) = (Buffer::from_slice(stream, &values(1, 4 * 8))?, Buffer::from_slice(stream, &values(2, 8 * 8))?);
+        made.push((GemmReduceScatter::<bf16, bf16>::new(&memory, stream, config)?, a, b, Buffer::<bf16>::zeros(stream, 2 * 8)?));
+    }
+    let mut bound = Vec::new();
+    for (i, (scatter, a, b, d)) in made.iter_mut().enumerate() {
+        bound.push(scatter.bind(all.stream(i), a.view(), b.view(), None, d.view_mut())?);
+    }
+    for (i, product) in bound.iter_mut().enumerate() {
+        product.run(all.stream(i))?;
+    }
+    let before: Vec<_> = all.world.ranks.iter().map(|rank| rank.device().usage()).collect();
+    for _ in 0..100 {
+        for (i, product) in bound.iter_mut().enumerate() {
+            product.run(all.stream(i))?;
+        }
+    }
+    for (i, (rank, before)) in all.world.ranks.iter().zip(before).enumerate() {
+        assert_eq!(rank.device().usage(), before, "rank {i}");
+        all.arenas[i].ticket(all.stream(i))?.wait()?;
+    }
+    Ok(())
+}
+
+/// A column-parallel layer gathers, and a row-parallel one scatters, by turns on one memory: as tensor parallelism with sequence parallelism has them.
+#[test]
+fn gathered_and_scattered_products_share_a_memory() -> Result<()> {
+    let (gathers, rounds) = (by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), 4);
+    let gathered = overlap::Case { ranks: 2, config: gathers, calls: Calls::Eager, seed: 1 };
+    let scattered = Case { ranks: 2, config: config(Method::Fused, 1, [70, 136, 32]), calls: Calls::Eager, seed: 1 };
+    let bytes = gathers.bytes::<bf16, bf16>()?.max(scattered.config.bytes::<bf16, bf16>(scattered.world())?);
+    for seed in 0..seeds() / 8 {
+        let ranks = Ranks::over(Arenas::with(2, seed, options()), bytes)?;
+        let (mut made, mut found) = (Vec::new(), Vec::new());
+        for i in 0..2 {
+            let stream = ranks.all.stream(i);
+            let scatter = GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[i], stream, scattered.config)?;
+            made.push((ranks.gather(i, gathers)?, scatter));
+        }
+        let upload = |i: usize, values: &[Half]| Buffer::from_slice(ranks.all.stream(i), values);
+        let mut operands = Vec::new();
+        for (i, rank) in [0, 1].into_iter().zip(0..) {
+            let (a, weight) = (upload(i, &scattered.a(rank, 0))?, upload(i, &scattered.weight(rank))?);
+            operands.push((upload(i, &gathered.weight(rank))?, a, weight, upload(i, &scattered.bias())?));
+        }
+        for round in 0..rounds {
+            for (i, rank) in [0, 1].into_iter().zip(0..) {
+                let (stream, (gather, scatter), (first, a, second, bias)) = (ranks.all.stream(i), &made[i], &operands[i]);
+                let (mut wide, mut d) = (Buffer::<bf16>::named(stream, "wide", 70 * 16)?, Buffer::<bf16>::named(stream, "d", 35 * 136)?);
+                let mut product = gather.bind(stream, first.view(), None, wide.view_mut())?;
+                let shard = PinnedBuffer::from_slice(stream, &gathered.shard(&gathered.operand(round % ROUNDS), rank))?;
+                product.shard(stream)?.copy_from_pinned(stream, &shard)?;
+                product.run(stream)?;
+                drop(product);
+                scatter.bind(stream, a.view(), second.view(), Some(bias.view()), d.view_mut())?.run(stream)?;
+                found.push((i, rank, round, wide, d));
+            }
+        }
+        for (i, rank, round, wide, d) in found {
+            let stream = ranks.all.stream(i);
+            ranks.all.arenas[i].ticket(stream)?.wait()?;
+            let bits = |values: Vec<Half>| values.into_iter().map(Half::to_bits).collect::<Vec<_>>();
+            let expected = &gathered.expected(Method::Fused, rank)?[(round % ROUNDS) as usize];
+            assert!(bits(wide.to_vec_as(stream)?) == *expected, "gathered, rank {rank}, round {round}");
+            assert!(bits(d.to_vec_as(stream)?) == scattered.expected(rank, 0)?, "scattered, rank {rank}, round {round}");
+        }
+    }
+    Ok(())
+}
