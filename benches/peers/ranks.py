@@ -1,6 +1,6 @@
 """Collectives of torch.distributed over NCCL, products of gathered operands and context parallelism, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}` and
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}`, `{"scattered_product": ...}` and
 `{"context_parallel": {"by": {"torch": [ROTATION, BACKEND]}, "passes", "row"}}` among the collectives, and answers with the wall time of the calls and the device's
 time for them in milliseconds, each of the slowest rank, and with the time from each rank's end to the last one's; `{"do": "hello"}` says what runs.
 """
@@ -59,6 +59,28 @@ def serve(rank, world, port, pipe):
 
         return {"torch_unfused": unfused}[how]
 
+    def scattered_product(how, m, n, k):
+        """All rows of A of each rank's part of the sum, and of B, which is stored as its transpose."""
+        import torch.distributed._symmetric_memory as symmetric
+
+        if ("scattered", m, n, k) not in buffers:
+            buffers.clear()
+            torch.manual_seed(1 + rank)
+            a, weight = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([m, k // world], [n, k // world]))
+            whole = torch.empty([m, n], dtype=torch.bfloat16, device="cuda")
+            buffers["scattered", m, n, k] = [a, weight.t(), whole, torch.empty([m // world, n], dtype=torch.bfloat16, device="cuda")]
+        a, weight, whole, d = buffers["scattered", m, n, k]
+        if how == "torch_fused":
+            group = dist.group.WORLD.group_name
+            symmetric.enable_symm_mem_for_group(group)
+            return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(a, weight, "sum", scatter_dim=0, group_name=group)
+
+        def unfused():
+            torch.matmul(a, weight, out=whole)
+            dist.reduce_scatter_tensor(d, whole)
+
+        return {"torch_unfused": unfused}[how]
+
     def context_parallel(request):
         """A call of `scaled_dot_product_attention` inside of torch's context, of which one is open at a time."""
         nonlocal attention
@@ -77,6 +99,9 @@ def serve(rank, world, port, pipe):
     def calls(collective, size):
         if isinstance(collective, dict) and "context_parallel" in collective:
             return context_parallel(collective["context_parallel"])
+        if isinstance(collective, dict) and "scattered_product" in collective:
+            how, sizes = collective["scattered_product"]
+            return scattered_product(how, *sizes)
         if isinstance(collective, dict):
             how, sizes = collective["gathered_product"]
             return gathered_product(how, *sizes)

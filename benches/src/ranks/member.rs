@@ -14,6 +14,7 @@ use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::quantized::Quantized;
+use super::scattered::Scattered;
 use super::symmetric::Symmetric;
 use super::weights::{self, Gradients, Passes};
 use super::{Request, Times, Work};
@@ -35,6 +36,7 @@ pub struct Member {
     product: Option<Product>,
     gathered: Option<Gathered>,
     quantized: Option<Quantized>,
+    scattered: Option<Scattered>,
     passes: Option<Passes>,
     gradients: Option<Gradients>,
 }
@@ -66,6 +68,7 @@ impl Member {
             product: None,
             gathered: None,
             quantized: None,
+            scattered: None,
             passes: None,
             gradients: None,
             stream,
@@ -90,6 +93,16 @@ impl Member {
             }
             let quantized = self.quantized.as_mut().context("it was made")?;
             return quantized.round(by, travels, request.calls, rank, gate);
+        }
+        if let Work::ScatteredProduct(by, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            if self.scattered.as_ref().is_none_or(|scattered| !scattered.is_of(sizes)) {
+                self.scattered = None;
+                let made = gate.after(DEADLINE, || Scattered::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
+                self.scattered = Some(made);
+            }
+            let scattered = self.scattered.as_mut().context("it was made")?;
+            return scattered.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Weights(by, layers) = request.work {
             return self.weights(by, layers, request.calls, gate);
@@ -212,7 +225,11 @@ impl Member {
                 (0..gathers).try_for_each(|_| comm.all_gather(&side, part, &mut *whole))?;
                 self.products(request.calls)
             }
-            Work::GatheredProduct(..) | Work::QuantizedProduct(..) | Work::Weights(..) | Work::ContextParallel { .. } => {
+            Work::GatheredProduct(..)
+            | Work::QuantizedProduct(..)
+            | Work::ScatteredProduct(..)
+            | Work::Weights(..)
+            | Work::ContextParallel { .. } => {
                 bail!("it has rounds of its own")
             }
         }

@@ -13,6 +13,7 @@
 //! | `gathered` | a rank's gathered products |
 //! | `quantized` | those whose operand is gathered as codes and scales |
 //! | `expected` | what these have to be |
+//! | `scattered` | a rank's products whose rows are scattered |
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
@@ -30,6 +31,7 @@ mod plan;
 mod process;
 mod products;
 mod quantized;
+mod scattered;
 mod symmetric;
 mod weights;
 mod workers;
@@ -104,6 +106,8 @@ enum Work {
     GatheredProduct(By, Sizes),
     /// The same of an operand that is gathered as codes and scales.
     QuantizedProduct(quantized::By, quantized::Travels, Sizes),
+    /// Products whose sum the ranks share, and whose rows are scattered.
+    ScatteredProduct(scattered::By, Sizes),
     /// A pass over weights in shards, or its parts.
     Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.

@@ -8,7 +8,7 @@ use oxtile::overlap::{Method, OverlapChoice, Rates};
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
 use super::quantized::{self, Travels};
-use super::{Request, Work};
+use super::{Request, Work, scattered};
 use crate::results::Missing;
 
 /// Gathered products beside what they are made of, and beside peers.
@@ -46,7 +46,39 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     for (sizes, travels) in narrow {
         all.push(codes(world, rates, sizes, travels, ROUND)?);
     }
+    for sizes in [[8192, 8192, 8192], [16384, 8192, 1024 * u64::from(world)], [4096, 4096, 8192]] {
+        let mut of = scatter(world, rates, sizes, ROUND)?;
+        of.sides.push(scattered_side("product, then NCCL", scattered::By::ProductThenNccl, sizes, of.calls));
+        all.push(of);
+    }
     Ok(all)
+}
+
+/// A product whose rows are scattered: the methods, what they are made of, and torch's.
+fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+    use scattered::By;
+    let ranks = WorldSize::new(world).context("there are ranks")?;
+    let (config, peers, [m, n, k]) = (scattered::config(sizes, None), u64::from(world - 1), sizes);
+    let choice = config.choose::<bf16, bf16>(ranks, rates)?;
+    let calls = ((round / choice.predicted.sequential).ceil() as u64).clamp(3, 200);
+    let labels = [("fused", By::Fused, Method::Fused), ("sequential", By::Sequential, Method::Sequential)];
+    let mut sides: Vec<_> = labels.map(|(label, by, _)| scattered_side(label, by, sizes, calls)).into();
+    let bytes = config.bytes::<bf16, bf16>(ranks)?;
+    let puts = Request { work: Work::Put, bytes: bytes / peers, calls: calls * peers };
+    sides.extend([scattered_side(PRODUCT, By::ProductAlone, sizes, calls), Side { label: WIRE, request: puts }]);
+    let torch = [("torch fused", By::TorchFused), ("torch unfused", By::TorchUnfused)];
+    Ok(Comparison {
+        bytes,
+        flops: 2 * m * n * k / u64::from(world),
+        limit: &[PRODUCT, WIRE],
+        chosen: labels.into_iter().find(|(.., method)| *method == choice.method).map(|(label, ..)| label),
+        peers: torch.map(|(label, by)| scattered_side(label, by, sizes, calls)).into(),
+        ..Comparison::of(OVERLAP, "gemm-rs bf16 nt", format!("{m}x{n}x{k}, {world} ranks"), sides, &[DEVICE])
+    })
+}
+
+fn scattered_side(label: &'static str, by: scattered::By, sizes: Sizes, calls: u64) -> Side {
+    Side { label, request: Request { work: Work::ScatteredProduct(by, sizes), bytes: 0, calls } }
 }
 
 /// An operand that travels as codes and scales: the methods, what they are made of, and the same product of an operand in bf16.
@@ -82,7 +114,8 @@ pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let count = u64::from(world);
     let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
     let narrow = |travels| codes(world, rates, [32 * count, 16 * count, 96], travels, 0.0);
-    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one])
+    let scattered = scatter(world, rates, [24 * count, 16, 16 * count], 0.0)?;
+    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered])
 }
 
 /// The methods, what they are made of, and torch's.
@@ -141,7 +174,7 @@ mod tests {
     fn two_and_four_ranks_have_all_shapes_and_methods() {
         for world in [2, 4] {
             let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
-            assert_eq!((main.len(), grid.len()), (7, 60));
+            assert_eq!((main.len(), grid.len()), (10, 60));
             assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
             let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
             let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
