@@ -177,7 +177,8 @@ impl ReduceScatterConfig {
         let end = match method {
             Method::Fused => {
                 let each = of(shards.extent()) / f64::from(shards.panels());
-                there.iter().fold(now, |now, there| (now + each).max(*there))
+                // A tile whose part is not there keeps its multiprocessor.
+                there.iter().fold(now, |now, there| now.max(*there) + each)
             }
             Method::Chunked => (0..shards.panels()).fold(now, |now, panel| now.max(there[panel as usize] + rates.wait) + of(rows(panel))),
             Method::Sequential => now.max(out + rates.wait) + of(shards.extent()),
