@@ -86,7 +86,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     fn enqueue(&mut self, compute: &Stream, parts: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
         let Self { of, sent, own, .. } = self;
         let inner = &of.memory.0;
-        for sent in sent {
+        for sent in &mut *sent {
             if let Some(product) = &mut sent.product {
                 product.run(compute)?;
             }
@@ -108,6 +108,13 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
         }
         // Before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;
+        if !compute.is_capturing() {
+            // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
+            for memory in sent.iter().map(|sent| sent.bytes.memory()) {
+                memory.forget_uses();
+                memory.add_use(&compute.0, true, &mut Vec::new());
+            }
+        }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
         inner.release(compute, parts, place, &[read, unread].concat(), others.into_iter().collect())
     }
