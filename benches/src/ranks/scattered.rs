@@ -153,7 +153,9 @@ impl Scattered {
                     settle()?;
                 }
                 let found = d.to_vec_as::<Half>(compute)?;
-                let wrong = found.iter().zip(&expected).position(|(found, [sum, bound])| !((found.to_f32() - sum).abs() <= *bound));
+                // NaN is wrong too.
+                let is_right = |(found, [sum, bound]): (&Half, &[f32; 2])| (found.to_f32() - sum).abs() <= *bound;
+                let wrong = found.iter().zip(&expected).position(|both| !is_right(both));
                 if let Some(at) = wrong {
                     let ([sum, bound], found) = (expected[at], found[at]);
                     bail!("{method:?} of {sizes:?}, {how} on {}: element {at} is {found}, not {sum} within {bound}", rank.rank());
