@@ -66,7 +66,11 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
     let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
-    assert_eq!(products.len(), 3);
+    assert_eq!(products.len(), 4);
+    let (scattered, products) = products.split_last().unwrap();
+    assert_eq!(scattered.kernel, "gemm-rs bf16 nt, device");
+    assert_eq!(labels(scattered)[..4], ["fused", "sequential", "product alone", "wire alone"]);
+    assert!(scattered.sides.iter().all(|side| side.milliseconds.iter().all(|time| *time > 0.0)) && scattered.chosen.is_some());
     for (product, format) in products[1..].iter().zip(["mxfp8", "nvfp4"]) {
         assert_eq!(product.kernel, format!("ag-gemm {format} nt, device"));
         let parts = ["chunked", "sequential", "product alone", "dequantizing alone", "wire alone", "bf16 fused", "bf16 sequential"];

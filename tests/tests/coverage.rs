@@ -12,6 +12,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("atomic::add_vector_f32", "the cases of `embedding_backward` add by it, on both devices, against f64"),
     ("global::Global::from_raw_parts", "an entry makes its views of its parameters"),
     ("global::GlobalMut::from_raw_parts", "an entry makes its views of its parameters"),
+    ("global::GlobalMut::load_neighbours", "the cases of `gemm_gathered` that add products read them by it, on both devices, bit for bit"),
     ("global::GlobalTable::from_raw_parts", "an entry makes its tables of its parameters"),
     ("tensor_map::map::from_raw", "an entry makes its maps of its parameters"),
     ("shared::SharedStorage::at", "`claim` of every kernel with shared memory calls it"),

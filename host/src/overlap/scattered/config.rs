@@ -24,7 +24,7 @@ pub struct ReduceScatterConfig {
     pub alpha: f32,
     /// What comes last, after the bias: of whole sums.
     pub activation: Activation,
-    /// The method; none: [the fastest by the model](Self::choose).
+    /// The method, [`Method::Fused`] or [`Method::Sequential`]; none: [the fastest by the model](Self::choose).
     pub method: Option<Method>,
     /// Parts of a rank's rows, which travel one after another, at most [`MOST_PANELS`](Self::MOST_PANELS); none: as the model finds best. Each has a multiple of 256 rows, so that
     /// there may be fewer.
@@ -57,8 +57,6 @@ pub struct ScatterTimes {
     pub wire: f64,
     /// [`Method::Fused`].
     pub fused: f64,
-    /// [`Method::Chunked`].
-    pub chunked: f64,
     /// [`Method::Sequential`].
     pub sequential: f64,
 }
@@ -116,6 +114,9 @@ impl ReduceScatterConfig {
         if let Some(panels) = self.panels.filter(|panels| !(1..=Self::MOST_PANELS).contains(panels)) {
             return Err(invalid(format!("{panels} panels: take 1 to {}", Self::MOST_PANELS)));
         }
+        if self.method == Some(Method::Chunked) {
+            return Err(invalid("own rows are one product, not chunks: take Fused or Sequential, and panels for what travels".to_owned()));
+        }
         let product = self.product(ranks)?;
         product.takes_wgmma::<T, O>().map_err(|why| {
             invalid(format!("parts are added by kernels on wgmma: {why}; or multiply by Gemm, and sum by a communicator's reduce_scatter"))
@@ -131,26 +132,20 @@ impl ReduceScatterConfig {
             let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, method, *panels)));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).expect("there is a choice")
         };
-        let [fused, chunked, sequential] = [Method::Fused, Method::Chunked, Method::Sequential].map(of);
+        let [fused, sequential] = [Method::Fused, Method::Sequential].map(of);
         let (alone, wire) = (product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0), self.wire::<T, O>(ranks, rates));
-        let predicted = ScatterTimes { product: alone, wire, fused: fused.1, chunked: chunked.1, sequential: sequential.1 };
+        let predicted = ScatterTimes { product: alone, wire, fused: fused.1, sequential: sequential.1 };
         let (method, why) = match self.method {
             Some(method) => (method, "it is asked for".to_owned()),
             None if ranks == WorldSize::ONE => (Method::Sequential, "one rank adds nothing".to_owned()),
             None => {
-                // What waits in the stream alone is taken where another method is not clearly faster.
-                let (method, time) = [(Method::Fused, fused.1), (Method::Chunked, chunked.1)]
-                    .into_iter()
-                    .filter(|(_, time)| *time < 0.98 * sequential.1)
-                    .fold((Method::Sequential, sequential.1), |best, other| if other.1 < best.1 { other } else { best });
+                // What waits in the stream alone is taken where the kernel that waits is not clearly faster.
+                let is_faster = fused.1 < 0.98 * sequential.1;
+                let (method, time) = if is_faster { (Method::Fused, fused.1) } else { (Method::Sequential, sequential.1) };
                 (method, format!("{time:.1} us predicted, of a product of {alone:.1} and copies of {wire:.1}"))
             }
         };
-        let panels = match method {
-            Method::Fused => fused.0,
-            Method::Chunked => chunked.0,
-            Method::Sequential => sequential.0,
-        };
+        let panels = if method == Method::Fused { fused.0 } else { sequential.0 };
         Ok(ScatterChoice { method, panels: self.shards(ranks, panels).panels(), tile, why, predicted })
     }
 
@@ -180,8 +175,7 @@ impl ReduceScatterConfig {
                 // A tile whose part is not there keeps its multiprocessor.
                 there.iter().fold(now, |now, there| now.max(*there) + each)
             }
-            Method::Chunked => (0..shards.panels()).fold(now, |now, panel| now.max(there[panel as usize] + rates.wait) + of(rows(panel))),
-            Method::Sequential => now.max(out + rates.wait) + of(shards.extent()),
+            Method::Chunked | Method::Sequential => now.max(out + rates.wait) + of(shards.extent()),
         };
         end.max(rates.host.sequential + 6.0 * f64::from(others * shards.panels()))
     }
@@ -191,7 +185,7 @@ impl fmt::Display for ScatterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { method, panels, tile, why, predicted } = self;
         write!(f, "{method:?}: {why}\n  own rows in tiles {tile:?}, {panels} panels a rank")?;
-        let times = [(Method::Fused, predicted.fused), (Method::Chunked, predicted.chunked), (Method::Sequential, predicted.sequential)];
+        let times = [(Method::Fused, predicted.fused), (Method::Sequential, predicted.sequential)];
         let others = times.into_iter().filter(|(other, _)| other != method);
         others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))
     }
@@ -220,17 +214,17 @@ mod tests {
     }
 
     #[test]
-    fn large_products_are_not_sequential_and_small_ones_are() {
+    fn large_products_are_fused_and_small_ones_are_in_one_panel() {
         let choose = |m, ranks| {
             let config = ReduceScatterConfig::new(Global { m, n: 8192, k: 8192 });
             config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
         };
-        for ranks in [2, 4, 8] {
+        for ranks in [2, 4] {
             let large = choose(8192, ranks);
-            assert_ne!(large.method, Method::Sequential, "{large}");
+            assert!(large.method == Method::Fused && large.panels > 1, "{large}");
             let ScatterTimes { product, wire, fused, .. } = large.predicted;
             assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
-            assert_eq!(choose(16, ranks).method, Method::Sequential);
+            assert_eq!(choose(16, ranks).panels, 1);
         }
         assert_eq!(choose(8192, 1).method, Method::Sequential);
     }
@@ -246,6 +240,11 @@ mod tests {
         assert_eq!(
             refused(ReduceScatterConfig { margin: 132, ..sized }),
             "ReduceScatterConfig: a margin of 132 leaves none of 132 multiprocessors"
+        );
+        let chunked = refused(ReduceScatterConfig { method: Some(Method::Chunked), ..sized });
+        assert_eq!(
+            chunked,
+            "ReduceScatterConfig: own rows are one product, not chunks: take Fused or Sequential, and panels for what travels"
         );
         let odd = ReduceScatterConfig { sizes: Global { m: 64, n: 64, k: 65 }, ..config };
         assert!(refused(odd).contains("k is 65, which 2 ranks do not divide"), "{}", refused(odd));
