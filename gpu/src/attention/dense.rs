@@ -49,6 +49,21 @@ pub struct DenseTiles {
     next: Option<Ticket>,
 }
 
+impl DenseTiles {
+    /// From the first tile of this block on.
+    #[inline(always)]
+    pub fn new(schedule: Schedule, order: TileOrder) -> Self {
+        let queue = Queue { counter: order.counter, tiles: schedule.tiles() };
+        Self { schedule, queue, index: block::index()[0], next: None }
+    }
+
+    /// The number of the tile.
+    #[inline(always)]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
 impl ProblemTile for Tile {
     #[inline(always)]
     fn row(&self) -> u32 {
@@ -117,9 +132,7 @@ where
 
     #[inline(always)]
     fn tiles(&self, tile_rows: u32) -> DenseTiles {
-        let schedule = self.schedule(tile_rows);
-        let queue = Queue { counter: self.order.counter, tiles: schedule.tiles() };
-        DenseTiles { schedule, queue, index: block::index()[0], next: None }
+        DenseTiles::new(self.schedule(tile_rows), self.order)
     }
 
     #[inline(always)]

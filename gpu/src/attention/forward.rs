@@ -23,8 +23,8 @@ use oxtile_tile::warpgroup;
 
 use super::mask::Span;
 use super::problem::{
-    Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull,
-    Seen, Staging, Tiles,
+    ArrivingCausal, ArrivingFull, Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem,
+    ProblemTile, RingCausal, RingFull, Seen, Staging, Tiles,
 };
 use super::rings::Rings;
 use super::running::NO_LOGS;
@@ -48,6 +48,10 @@ type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> = Rings<
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [PackedFull, PackedCausal, PackedRingFull, PackedRingCausal])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [Full, Causal, RingFull, RingCausal])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [PackedFull, PackedCausal, PackedRingFull, PackedRingCausal])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [ArrivingFull, ArrivingCausal])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [ArrivingFull, ArrivingCausal])]
+#[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [ArrivingFull, ArrivingCausal])]
+#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [ArrivingFull, ArrivingCausal])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [Full, Causal, RingFull, RingCausal, Optioned])]
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [Full, Causal, RingFull, RingCausal])]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair], P = [Optioned])]
@@ -77,6 +81,7 @@ where
                 let blocks = problem.mask(&tile).blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
                 let first = if Of::<T, D, V, KEYS, P>::WINDOWED { blocks.begin } else { 0 };
                 for block in (first..blocks.end).rev() {
+                    tiles.await_block(&tile, block);
                     problem.load_block(&mut rings, &tile, block);
                 }
                 tiles.advance();

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `forward` | the kernel of forward attention on Hopper |
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
-//! | `dense`, `packed`, `options` | the problems: dense tensors; packed (varlen) sequences; windows, caps, sinks, largest logits |
+//! | `dense`, `arriving`, `packed`, `options` | the problems: dense tensors; those of one rank, whose keys arrive meanwhile; packed (varlen) sequences; windows, caps, sinks, largest logits |
 //! | `target`, `running`, `ring_step` | where the result goes; the running result of ring attention, into which each step merges its own; the step |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
 //! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
@@ -43,6 +43,7 @@
 //!
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
+mod arriving;
 mod backward;
 mod backward_adder;
 mod backward_convert;
@@ -92,6 +93,7 @@ mod walk;
 mod warpgroup_roles;
 mod workspace;
 
+pub use arriving::*;
 pub use backward::*;
 pub use backward_convert::*;
 pub use backward_dense::*;

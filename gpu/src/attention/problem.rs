@@ -4,7 +4,8 @@
 //! | policy | problem | takes |
 //! |---|---|---|
 //! | [`Full`], [`Causal`] | [`Dense`](super::Dense) | dense tensors |
-//! | [`RingFull`], [`RingCausal`] | the same | a step of a ring: merges its result into a running one ([`RingStep`]) |
+//! | [`ArrivingFull`], [`ArrivingCausal`] | [`Arriving`](super::Arriving) | dense tensors of one rank, whose keys arrive meanwhile |
+//! | [`RingFull`], [`RingCausal`] | [`Dense`](super::Dense) | a step of a ring: merges its result into a running one ([`RingStep`]) |
 //! | [`PackedFull`], [`PackedCausal`] | [`Packed`](super::Packed) | packed sequences |
 //! | [`PackedRingFull`], [`PackedRingCausal`] | the same | a step of a ring |
 //! | [`Optioned`] | [`Options`](super::Options) | windows, caps, sinks, merged results, largest logits, of any layout |
@@ -18,6 +19,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElement};
 use oxtile_tile::shared::SharedStorage;
 
+use super::arriving::Arriving;
 use super::dense::Dense;
 use super::mask::{Mask, Span};
 use super::options::Options;
@@ -50,6 +52,9 @@ pub trait ProblemTile: Copy {
 pub trait Tiles<Tile> {
     /// The tile to be computed now; none if there are no more.
     fn tile(&mut self) -> Option<Tile>;
+    /// Waits until a block of the tile's keys is there; blocks come in descending order. Called once for each after [`ask`](Self::ask).
+    #[inline(always)]
+    fn await_block(&mut self, _: &Tile, _block: u32) {}
     /// Asks for the next one: early, as the answer takes its time.
     fn ask(&mut self);
     /// Goes on to the tile that was asked for.
@@ -183,6 +188,10 @@ policies! {
     Full = |T, D, V, KEYS| Dense<T, D, V, KEYS, Rounded<T, V, 4>, false>;
     /// Dense tensors, a causal mask.
     Causal = |T, D, V, KEYS| Dense<T, D, V, KEYS, Rounded<T, V, 4>, true>;
+    /// Dense tensors of one rank, all keys, which arrive while the kernel runs.
+    ArrivingFull = |T, D, V, KEYS| Arriving<T, D, V, KEYS, false>;
+    /// The same with a causal mask.
+    ArrivingCausal = |T, D, V, KEYS| Arriving<T, D, V, KEYS, true>;
     /// A step of a ring: dense tensors, all keys, a running result.
     RingFull = |T, D, V, KEYS| Dense<T, D, V, KEYS, RingStep<T, 4>, false>;
     /// The same with a causal mask.

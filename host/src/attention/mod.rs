@@ -62,6 +62,7 @@
 //! ```
 
 mod arguments;
+mod arriving;
 mod backward;
 mod backward_blocks;
 mod backward_choice;
@@ -87,6 +88,8 @@ mod sink;
 mod table;
 mod tensors;
 
+pub use arriving::ArrivingElement;
+pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingTensors, Waiting};
 pub use backward::{AttentionBackward, BackwardElement, Order};
 pub use backward_choice::BackwardKernel;
 pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};

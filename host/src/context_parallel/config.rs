@@ -36,6 +36,8 @@ pub enum Schedule {
     Pull,
     /// All keys come first, then one launch attends to them: the bits of one device.
     Gather,
+    /// One launch, which waits for the keys of each rank by heads while copy engines bring them: the bits of one device. A forward pass, by symmetric memory.
+    Fused,
     /// Ranks trade tokens for heads: each attends with some heads to the whole sequence (Ulysses). Every option of attention on one device, and its bits. By symmetric
     /// memory, where heads are put straight to their places, or else by messages.
     AllToAll,
@@ -60,6 +62,7 @@ impl fmt::Display for Schedule {
             Self::Ring => f.write_str("ring"),
             Self::Pull => f.write_str("pull"),
             Self::Gather => f.write_str("gather"),
+            Self::Fused => f.write_str("fused"),
             Self::AllToAll => f.write_str("all-to-all"),
             Self::Hierarchical { inner } => write!(f, "hierarchical:{}", inner.get()),
         }
@@ -72,6 +75,8 @@ const ALIGNED: u128 = 256;
 const OF_PULL: u128 = 4;
 const OF_GROUP: u128 = 11;
 const OF_ALL_HEADS: u128 = 3;
+/// And [`Schedule::Fused`].
+const OF_FUSED: u128 = 2;
 
 /// Elements of a tensor of all ranks, at most: sums of several such tensors' bytes fit 64 bits.
 const MOST_ELEMENTS: u128 = 1 << 48;
@@ -87,19 +92,20 @@ impl ContextParallelConfig {
         Self { attention, partition: Partition::default(), forward: Schedule::Auto, backward: Schedule::Auto }
     }
 
-    /// Both passes by one schedule.
+    /// Both passes by one schedule; beside [`Fused`](Schedule::Fused), which is a forward pass, the backward pass [as it suits](Schedule::Auto).
     #[must_use]
     pub fn by(self, schedule: Schedule) -> Self {
-        Self { forward: schedule, backward: schedule, ..self }
+        let backward = if schedule == Schedule::Fused { Schedule::Auto } else { schedule };
+        Self { forward: schedule, backward, ..self }
     }
 
     /// Bytes that the schedules which reach the memory of other ranks take from each rank's arena, for elements of so many bytes: [`Pull`](Schedule::Pull) has keys and values of
-    /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes. With [`Auto`](Schedule::Auto) there is room for
-    /// both. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes). Where fewer are left, `Auto` takes neither, all-to-all goes by messages, and pull is
-    /// refused.
+    /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes; [`Fused`](Schedule::Fused) keys and values of all ranks.
+    /// With [`Auto`](Schedule::Auto) there is room for all of them. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes). Where fewer are left, `Auto` takes none of them, all-to-all goes by messages, and pull
+    /// and fused are refused.
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
         let asked = |schedule: &Schedule| [self.forward, self.backward].iter().any(|of| [*schedule, Schedule::Auto].contains(of));
-        let schedules = [Schedule::Pull, Schedule::AllToAll].into_iter().filter(asked);
+        let schedules = [Schedule::Pull, Schedule::AllToAll, Schedule::Fused].into_iter().filter(asked);
         schedules.fold(0, |sum, schedule| self.arena_bytes_of(schedule, world, element_bytes).saturating_add(sum))
     }
 
@@ -133,6 +139,7 @@ impl ContextParallelConfig {
                 let tensor = product(&[batches, queries.max(keys), heads, head_size.max(value)]);
                 (bytes.saturating_add(room(tensor)), OF_GROUP * u128::from(groups) + OF_ALL_HEADS)
             }
+            Schedule::Fused => (product(&[batches, keys, key_heads, head_size + value, element_bytes]), OF_FUSED),
             _ => return 0,
         };
         u64::try_from(bytes.saturating_add(ALIGNED * buffers)).unwrap_or(u64::MAX)

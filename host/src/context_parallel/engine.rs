@@ -7,6 +7,7 @@ use super::carrier::Reach;
 use super::config::{ContextParallelConfig, Schedule};
 use super::core::{Core, Route, elements};
 use super::element::ContextElement;
+use super::fused::Fused;
 use super::local::Local;
 use super::mover::Mover;
 use super::plan::Direction;
@@ -20,6 +21,8 @@ use crate::thd::{Packed, Share};
 pub(super) enum Engine<'t, T: ContextElement> {
     Core(Box<Core<'t, T>>),
     AllToAll(Box<AllToAll<'t, T>>),
+    /// A forward pass.
+    Fused(Box<Fused<T>>),
 }
 
 impl<'t, T: ContextElement> Engine<'t, T> {
@@ -39,6 +42,10 @@ impl<'t, T: ContextElement> Engine<'t, T> {
                     None => Reach::Messages(transport.messages_for(schedule)?),
                 };
                 Ok(Self::AllToAll(Box::new(AllToAll::new(stream, &config, share, 1, reach, None)?)))
+            }
+            Schedule::Fused => {
+                let (arena, member) = transport.memory_for(schedule)?;
+                Ok(Self::Fused(Box::new(Fused::new(stream, arena, member, config, share)?)))
             }
             Schedule::Hierarchical { inner } => {
                 let (near_messages, far_messages) = transport.grid_for(schedule, share, inner)?;
@@ -70,6 +77,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.set_sequences(stream, queries, keys),
             Self::AllToAll(all_to_all) => all_to_all.set_sequences(stream, queries, keys),
+            Self::Fused(_) => Ok(()),
         }
     }
 
@@ -77,6 +85,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.bind_forward(stream, inputs, outputs),
             Self::AllToAll(all_to_all) => all_to_all.bind_forward(stream, inputs, outputs),
+            Self::Fused(fused) => fused.bind_forward(stream, inputs, outputs),
         }
     }
 
@@ -84,11 +93,15 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.bind_backward(stream, inputs, gradients),
             Self::AllToAll(all_to_all) => all_to_all.bind_backward(stream, inputs, gradients),
+            Self::Fused(_) => unreachable!("no backward pass is fused: it was checked"),
         }
     }
 
     /// Meets the ranks whose memory a pass reads.
     pub fn open(&self, stream: &Stream) -> Result<()> {
+        if let Self::Fused(fused) = self {
+            return fused.open(stream);
+        }
         let Some(core) = self.core() else { return Ok(()) };
         core.numbers.iter().try_for_each(|numbers| numbers.open(stream))?;
         match &core.mover {
@@ -102,21 +115,24 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.spoil(stream),
             Self::AllToAll(all_to_all) => all_to_all.spoil(stream),
+            Self::Fused(fused) => fused.spoil(stream),
         }
     }
 
     /// The streams that carry keys or heads.
     pub fn streams(&self) -> Vec<&Stream> {
-        let traded = match self {
-            Self::Core(_) => None,
-            Self::AllToAll(all_to_all) => Some(all_to_all.streams()),
+        let own = match self {
+            Self::Core(_) => Vec::new(),
+            Self::AllToAll(all_to_all) => all_to_all.streams().collect(),
+            Self::Fused(fused) => vec![fused.stream()],
         };
-        traded.into_iter().flatten().chain(self.core().map(|core| &core.comm)).collect()
+        own.into_iter().chain(self.core().map(|core| &core.comm)).collect()
     }
 
     fn core(&self) -> Option<&Core<'t, T>> {
         match self {
             Self::Core(core) => Some(core),
+            Self::Fused(_) => None,
             Self::AllToAll(all_to_all) => match all_to_all.inner() {
                 Inner::Ring(core) => Some(core),
                 Inner::Alone(..) => None,
@@ -128,7 +144,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
     pub fn core_mut(&mut self) -> Option<&mut Core<'t, T>> {
         match self {
             Self::Core(core) => Some(core),
-            Self::AllToAll(_) => None,
+            Self::AllToAll(_) | Self::Fused(_) => None,
         }
     }
 
@@ -137,6 +153,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         let (mut kernels, launches) = match self {
             Self::Core(core) => core.kernels(direction),
             Self::AllToAll(all_to_all) => all_to_all.kernels(direction),
+            Self::Fused(fused) => (vec![fused.kernel()], 1),
         };
         kernels.sort_unstable();
         kernels.dedup();
@@ -148,6 +165,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => Some(core.received(direction)),
             Self::AllToAll(_) => None,
+            Self::Fused(fused) => Some(fused.received()),
         }
     }
 
@@ -156,6 +174,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.memory(passes),
             Self::AllToAll(all_to_all) => all_to_all.memory(passes),
+            Self::Fused(fused) => fused.memory(),
         }
     }
 }

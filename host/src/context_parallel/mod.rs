@@ -35,6 +35,7 @@ mod forward;
 mod fp8;
 mod fp8_gathered;
 mod fp8_traded;
+mod fused;
 mod gathered;
 mod head_group;
 mod lane;

@@ -22,6 +22,9 @@ struct Rates {
     /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
     groups: f64,
     ends: f64,
+    /// The time of the kernel that waits for keys over that of one device's, and the seconds until its first keys are there.
+    waiting: f64,
+    start: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
@@ -38,6 +41,8 @@ const HOPPER: Rates = Rates {
     heads: 90e9,
     groups: 1.02,
     ends: 0.45e-3,
+    waiting: 1.02,
+    start: 40e-6,
     beside: 0.5,
     memory: 4.2e12,
     around: 150e9,
@@ -85,7 +90,7 @@ impl ContextParallelConfig {
             elements / ranks * (ranks - 1) * size
         };
         match schedule {
-            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => steps(ranks, kv),
+            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather | Schedule::Fused => steps(ranks, kv),
             Schedule::AllToAll => trade(ranks),
             // Each rank has the tokens of its neighbours, with a share of the heads.
             Schedule::Hierarchical { inner } => {
@@ -135,6 +140,11 @@ impl ContextParallelConfig {
             Schedule::Gather => {
                 let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
                 Time { compute: whole, exposed: messages + kv * share * bytes / HOPPER.memory }
+            }
+            // Keys arrive while those that came before are attended to.
+            Schedule::Fused => {
+                let (compute, wire) = (whole * HOPPER.waiting, received / HOPPER.copies);
+                Time { compute, exposed: if ranks == 1 { 0.0 } else { (wire - compute).max(0.0) + HOPPER.start } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use oxtile_tile::num::bf16;
+
 use super::config::{ContextParallelConfig, Schedule, refuse};
+use super::fused;
 use crate::attention::AttentionConfig;
 use crate::comm::WorldSize;
 use crate::runtime::Result;
@@ -67,6 +70,8 @@ pub(super) struct Means {
     /// The schedule of the other pass, whose part of the arena is counted already.
     pub held: Option<Schedule>,
     pub grid: bool,
+    /// Whether kernels on the device can wait for keys.
+    pub waits: bool,
 }
 
 impl Means {
@@ -81,7 +86,7 @@ impl Means {
 }
 
 /// The schedules among which one is chosen, the better one of equals first.
-const CANDIDATES: [Schedule; 4] = [Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull];
+const CANDIDATES: [Schedule; 5] = [Schedule::Fused, Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull];
 
 impl ContextParallelConfig {
     /// The schedule of a pass, why, and why not others.
@@ -101,7 +106,7 @@ impl ContextParallelConfig {
             Chosen { schedule, in_memory, why, refused }
         };
         if asked != Schedule::Auto {
-            return match self.why_not(asked, world, (means, size)) {
+            return match self.why_not(asked, direction, world, (means, size)) {
                 Some(why) => refuse(format!("{asked} cannot be taken: {why}")),
                 None => Ok(chosen(asked, format!("asked for; {}", self.times(asked, direction, world, (means, size))), Vec::new())),
             };
@@ -109,7 +114,7 @@ impl ContextParallelConfig {
         let mut refused = Vec::new();
         let mut possible = Vec::new();
         for schedule in CANDIDATES {
-            match self.why_not(schedule, world, (means, size)) {
+            match self.why_not(schedule, direction, world, (means, size)) {
                 Some(why) => refused.push((schedule, why)),
                 None => possible.push(schedule),
             }
@@ -126,7 +131,7 @@ impl ContextParallelConfig {
 
     /// Whether a schedule reaches the memory of other ranks: where there is room for what it takes.
     pub(super) fn is_in_memory(&self, schedule: Schedule, world: WorldSize, (means, size): (Means, u64)) -> bool {
-        let reaches = matches!(schedule, Schedule::Pull | Schedule::AllToAll);
+        let reaches = matches!(schedule, Schedule::Pull | Schedule::AllToAll | Schedule::Fused);
         let fits = |room| means.held == Some(schedule) || self.arena_bytes_of(schedule, world, size) <= room;
         reaches && means.room.is_some_and(fits)
     }
@@ -140,7 +145,7 @@ impl ContextParallelConfig {
     }
 
     /// Why a schedule cannot be taken, and what to take instead.
-    fn why_not(&self, schedule: Schedule, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
+    fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
         let AttentionConfig { heads, key_heads, .. } = self.attention;
         let ranks = u64::from(world.get());
         let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
@@ -155,15 +160,19 @@ impl ContextParallelConfig {
             })
         };
         let in_memory = self.is_in_memory(schedule, world, (means, size));
+        let no_memory = || match means.room {
+            None => Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned()),
+            Some(room) if !in_memory => Some(self.why_full(schedule, world, (room, size))),
+            Some(_) => None,
+        };
         match schedule {
             Schedule::Auto => None,
+            Schedule::Fused if direction == Direction::Backward => Some("it is a forward pass: leave the backward pass to auto".to_owned()),
+            Schedule::Fused if !means.waits => Some("kernels that wait for keys need sm_90: take gather or pull".to_owned()),
+            Schedule::Fused => fused::why_not::<bf16>(self).or_else(no_memory),
             Schedule::Ring if !means.messages => Some(no_messages()),
             Schedule::Ring => None,
-            Schedule::Pull => match means.room {
-                None => Some("the transport has no memory of other ranks: give Transport::symmetric or Transport::both".to_owned()),
-                Some(room) if !in_memory => Some(self.why_full(schedule, world, (room, size))),
-                Some(_) => None,
-            },
+            Schedule::Pull => no_memory(),
             Schedule::Gather if !means.messages => Some(no_messages()),
             Schedule::Gather => None,
             Schedule::AllToAll if !means.messages && !in_memory => match means.room {
@@ -202,7 +211,7 @@ mod tests {
     use super::*;
     use crate::attention::Mask;
 
-    const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true };
+    const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false };
 
     fn config(queries: u64, heads: u64, key_heads: u64) -> ContextParallelConfig {
         let mask = Mask::CausalBottomRight;

@@ -61,7 +61,13 @@ impl<'t> Transport<'t> {
     }
 
     pub(super) fn means(&self) -> Means {
-        Means { messages: self.messages.is_some(), room: self.memory.map(|(arena, _)| arena.room()), held: None, grid: self.grid.is_some() }
+        Means {
+            messages: self.messages.is_some(),
+            room: self.memory.map(|(arena, _)| arena.room()),
+            held: None,
+            grid: self.grid.is_some(),
+            waits: false,
+        }
     }
 
     /// The same without the memory.

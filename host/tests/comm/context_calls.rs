@@ -25,7 +25,7 @@ fn schedules() -> impl Iterator<Item = Case> {
     let traded = Case::new(2, SMALL).by(Schedule::AllToAll);
     let put = Case::new(3, AttentionConfig { heads: 3, key_heads: 3, ..SMALL }).by_puts();
     let both = Case::new(4, AttentionConfig { queries: 16, keys: 16, ..SMALL }).by(Schedule::Hierarchical { inner });
-    few.into_iter().chain([traded, put, both])
+    few.into_iter().chain([traded, put, both, Case::new(3, SMALL).fused()])
 }
 
 /// Bits do not depend on the order of streams, copies and messages, and no order is a race: of every schedule, and under more seeds of the smallest problems.
@@ -147,7 +147,8 @@ fn ranks_run_ahead() {
     let one = AttentionConfig { queries: 8, keys: 8, heads: 1, key_heads: 1, kernels: Kernels::Portable, ..SMALL };
     let two = Case::new(2, AttentionConfig { heads: 2, key_heads: 2, ..one });
     let three = Case::new(3, AttentionConfig { queries: 12, keys: 12, heads: 3, key_heads: 3, ..one });
-    for case in [Case::new(2, one).by(Schedule::Pull), two.by_puts(), three.by_puts()] {
+    let waiting = Case::new(2, AttentionConfig { kernels: Kernels::Fastest, ..one }).fused();
+    for case in [Case::new(2, one).by(Schedule::Pull), two.by_puts(), three.by_puts(), waiting] {
         (1..=seeds() / 8).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
     }
 }

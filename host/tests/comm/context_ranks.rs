@@ -88,7 +88,7 @@ impl Ranks {
         let world = World::with(options);
         let grids = case.grids(&world)?;
         let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
-        let arenas = match case.has_puts || case.schedules().contains(&Schedule::Pull) {
+        let arenas = match case.has_arena() {
             true => world.ranks.iter().map(|rank| Arena::open(rank, case.options())).collect::<Result<Vec<_>>>()?,
             false => Vec::new(),
         };

@@ -39,6 +39,7 @@ mod context_copies;
 mod context_deaths;
 mod context_example;
 mod context_fp8;
+mod context_fused;
 mod context_largest;
 mod context_parallel;
 mod context_protocol;

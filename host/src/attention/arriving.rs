@@ -1,0 +1,218 @@
+//! Attention of a rank's queries to keys that arrive while its kernel runs, for [context parallelism](crate::context_parallel).
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use oxtile_kernels::attention::{
+    ArrivingArgument, ArrivingCausal, ArrivingFull, ArrivingKeysArgument, AttentionForward, AttentionForwardArgs, KeyMapsArgument, Narrow,
+    Pair, Policy, RANK_CHUNKS, RoundedArgument, Shape, TileOrderArgument, WarpgroupRoles, Wide,
+};
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::arrivals::WaitsArgument;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{bf16, f16};
+use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+
+use super::choice::{ForwardKernel, Problem};
+use super::config::AttentionConfig;
+use super::forward::AttentionElement;
+use super::heads::by_head;
+use super::table::rows;
+use crate::choice::{Entry, Table};
+use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::{Heads, HeadsMut, Strided, TensorMap, TensorMapMut, Uploads};
+
+/// The attention of a whole sequence by one of its ranks.
+pub(crate) struct ArrivingAttention<T: ArrivingElement> {
+    config: AttentionConfig,
+    entry: &'static Entry<ForwardKernel, Bind<T>>,
+    bind: Bind<T>,
+}
+
+/// The tensors of a rank, whose batches are rows or heads, and those of all ranks.
+pub(crate) struct ArrivingTensors<'a, T> {
+    /// Queries of the rank, `[1, rows, heads, size]`: of each batch both chunks.
+    pub q: Heads<'a, T>,
+    /// Its keys and values.
+    pub own: [Heads<'a, T>; 2],
+    /// All keys and values, `[batches, keys, key heads, size]`.
+    pub gathered: [Heads<'a, T>; 2],
+    pub out: HeadsMut<'a, T>,
+    /// `[batches, heads, rows]`.
+    pub log_sum_exp: DeviceViewMut<'a, f32>,
+    pub arriving: ArrivingChunks<'a>,
+}
+
+/// Which chunks are the rank's, and by which flags the others arrive.
+#[derive(Clone, Copy)]
+pub(crate) struct ArrivingChunks<'a> {
+    /// Rows of a chunk.
+    pub rows: u64,
+    /// The numbers of the rank's chunks.
+    pub own: [u64; 2],
+    /// Key heads of the first section.
+    pub section: u32,
+    /// A flag for each section and chunk.
+    pub flags: DeviceView<'a, u32>,
+    /// Whether own keys are read where they are.
+    pub own_apart: bool,
+}
+
+/// A launch of a kernel that waits.
+pub(crate) type Waiting<'a> = Box<dyn FnMut(&Stream, WaitsArgument<'_>) -> Result<()> + Send + 'a>;
+
+/// Binds tensors to a loaded kernel.
+#[doc(hidden)]
+pub type Bind<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<Waiting<'a>> + Send + Sync>;
+
+/// What is bound.
+#[doc(hidden)]
+pub struct Binding<'s, 'a, T> {
+    stream: &'s Stream,
+    config: AttentionConfig,
+    tensors: ArrivingTensors<'a, T>,
+}
+
+/// An element for which there are kernels that wait for keys.
+pub trait ArrivingElement: AttentionElement<Out = Self> {
+    /// The kernels, which have the tiles of those of dense tensors.
+    #[doc(hidden)]
+    const ARRIVING: Table<ForwardKernel, Bind<Self>>;
+}
+
+impl AttentionConfig {
+    /// The kernel of one device for this attention, if another one with its tiles and its bits waits for keys.
+    ///
+    /// # Errors
+    /// Why there is none: what one device takes.
+    pub(crate) fn arriving<T: ArrivingElement>(&self) -> Result<ForwardKernel, String> {
+        let whole = Self { key_parts: Some(1), ..*self };
+        let (_, choice) = whole.decide::<T>(None).map_err(|error| error.to_string())?;
+        match choice.decision {
+            decision @ ForwardKernel::Wgmma { problem: Problem::Dense { ring: false, .. }, .. } if !self.folds() => Ok(decision),
+            _ => {
+                let options = self.set_among(&["layout", "window", "soft_cap", "sink", "max_logit"]);
+                let options = if options.is_empty() { choice.why } else { options.join(", ") };
+                let why = self.why_portable(None).unwrap_or(options);
+                Err(format!("no kernel that waits for keys has what is asked for: {why}"))
+            }
+        }
+    }
+}
+
+impl<T: ArrivingElement> ArrivingAttention<T> {
+    /// Loads the kernel of a whole sequence's attention.
+    pub fn new(runtime: &Runtime, config: AttentionConfig) -> Result<Self> {
+        let decision = config.arriving::<T>().map_err(|why| Error::Invalid { what: "AttentionConfig", why })?;
+        let entry = Entry::find(T::ARRIVING, &decision)?;
+        Ok(Self { config, entry, bind: (entry.load)(runtime)? })
+    }
+
+    /// The kernel's name.
+    pub fn kernel(&self) -> &'static str {
+        self.entry.name
+    }
+
+    /// Keys of a block.
+    pub fn block(&self) -> u64 {
+        self.entry.tile[1]
+    }
+
+    /// Binds tensors; encodes their maps and copies those to the device, in stream order.
+    pub fn bind<'a>(&self, stream: &Stream, tensors: ArrivingTensors<'a, T>) -> Result<Waiting<'a>> {
+        (self.bind)(Binding { stream, config: self.config, tensors })
+    }
+}
+
+/// A tensor of a rank by chunks of so many rows: `[chunks of all batches, heads, rows, size]`.
+fn by_chunk(Strided { shape: [_, rows, heads, size], strides: [_, row, head, one] }: Strided<4>, chunk: u64) -> Strided<4> {
+    Strided { shape: [rows / chunk.max(1), heads, chunk, size], strides: [chunk * row, head, row, one] }
+}
+
+fn load_with<K, T>(runtime: &Runtime, bind: for<'s, 'a> fn(Arc<Loaded<K>>, Binding<'s, 'a, T>) -> Result<Waiting<'a>>) -> Result<Bind<T>>
+where
+    K: Kernel + Send + Sync + 'static,
+    T: ArrivingElement,
+{
+    let kernel = Arc::new(runtime.load::<K>()?);
+    Ok(Box::new(move |binding| bind(Arc::clone(&kernel), binding)))
+}
+
+fn bind<'a, T, const D: usize, const V: usize, const KEYS: usize, G, P, const CAUSAL: bool>(
+    kernel: Arc<Loaded<AttentionForward<T, D, V, KEYS, G, P>>>,
+    Binding { stream, config, tensors }: Binding<'_, 'a, T>,
+) -> Result<Waiting<'a>>
+where
+    T: ArrivingElement + RegisterElement + StoredElement,
+    G: WarpgroupRoles,
+    P: Policy<Of<T, D, V, KEYS> = oxtile_kernels::attention::Arriving<T, D, V, KEYS, CAUSAL>>,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+    AttentionForward<T, D, V, KEYS, G, P>: Kernel,
+{
+    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, arriving } = tensors;
+    let ArrivingChunks { rows, own, section: first_section, flags, own_apart } = arriving;
+    let mut uploads = Uploads::default();
+    let [batches, keys, ..] = k.shape();
+    let [_, queries, heads, _] = q.shape();
+    let own_maps = (
+        TensorMap::with(&mut uploads, stream, own_k.view(), by_chunk(own_k.layout(), rows))?,
+        TensorMap::with(&mut uploads, stream, own_v.view(), by_chunk(own_v.layout(), rows))?,
+    );
+    let gathered_maps = (
+        TensorMap::with(&mut uploads, stream, k.view(), by_head(k.layout()))?,
+        TensorMap::with(&mut uploads, stream, v.view(), by_head(v.layout()))?,
+    );
+    let q = TensorMap::with(&mut uploads, stream, q.view(), by_chunk(q.layout(), rows))?;
+    let of_out = by_chunk(out.layout(), rows);
+    let mut out = TensorMapMut::with(&mut uploads, stream, out.into_view(), of_out)?;
+    uploads.copy(stream)?;
+    let mut counter = Buffer::<u32>::zeros(stream, 1)?;
+    let [batches, heads, group, queries, keys] =
+        [batches, heads, config.heads / config.key_heads, queries / batches.max(1), keys].map(|size| size as u32);
+    debug_assert_eq!(u64::from(queries), u64::from(RANK_CHUNKS) * rows, "a rank has both of its chunks");
+    let shape = Shape { batches, heads, group, queries, keys };
+    let (section, scale) = (config.section(size_of::<T>() as u64), config.scale_log2());
+    let [first, second] = own.map(|chunk| chunk as u32);
+    let (chunk, padded) = (rows as u32, rows.next_multiple_of(G::QUERIES.into()) as u32);
+    Ok(Box::new(move |stream, waits| {
+        let WaitsArgument { lines, first: first_line, patience } = waits;
+        let waits = WaitsArgument { lines, first: first_line, patience };
+        let problem = ArrivingArgument {
+            q: q.view(),
+            own: KeyMapsArgument { k: own_maps.0.view(), v: own_maps.1.view() },
+            gathered: KeyMapsArgument { k: gathered_maps.0.view(), v: gathered_maps.1.view() },
+            target: RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.reborrow() },
+            shape,
+            arriving: ArrivingKeysArgument { chunk, padded, first, second, section: first_section, flags, waits, own_apart },
+            order: TileOrderArgument { counter: counter.view_mut(), section },
+            scale,
+        };
+        kernel.launch(stream, AttentionForwardArgs { problem, marker: PhantomData })
+    }))
+}
+
+/// The kernels of one tile.
+macro_rules! tile {
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident) => {
+        rows! { ForwardKernel:
+            [Wgmma { problem: Problem::Dense { causal: false, ring: false }, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+                AttentionForward<$t, $d, $v, $keys, $roles, ArrivingFull>: bind::<$t, $d, $v, $keys, $roles, ArrivingFull, false>;
+            [Wgmma { problem: Problem::Dense { causal: true, ring: false }, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+                AttentionForward<$t, $d, $v, $keys, $roles, ArrivingCausal>: bind::<$t, $d, $v, $keys, $roles, ArrivingCausal, true>;
+        }
+    };
+}
+
+macro_rules! elements {
+    ($($t:ident)*) => { $(
+        impl ArrivingElement for $t {
+            const ARRIVING: Table<ForwardKernel, Bind<$t>> = &[
+                tile!($t 64 64 128 Narrow), tile!($t 128 128 128 Pair), tile!($t 192 128 128 Wide), tile!($t 256 256 80 Wide),
+            ];
+        }
+    )* };
+}
+
+elements! { bf16 f16 }

@@ -1,0 +1,338 @@
+//! The forward pass in one launch: copy engines put the keys of each rank at the others, section of heads by section of heads, and the kernel waits for the flag of a section
+//! before it first reads it.
+//!
+//! | flag | set by | says |
+//! |---|---|---|
+//! | READY of a section | the owner of keys, at each rank that reads them | the section is there |
+//! | FREE | a rank, at each other one | its kernel has read all keys: the next pass may put there |
+//!
+//! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a causal mask hides is not sent: of two ranks, the one with the lower
+//! number alone reads the second chunk of the other.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use super::config::ContextParallelConfig;
+use super::core::check_captures;
+use super::element::ContextElement;
+use super::local::Local;
+use super::memory::Scratch;
+use crate::attention::{ArrivingAttention, ArrivingChunks, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target, Waiting};
+use crate::comm::{Member, Rank, WorldSize};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream};
+use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
+use crate::tensor::Heads;
+use crate::thd::{Partition, Share};
+use oxtile_kernels::attention::{PRESENT, sections_of};
+
+const WHAT: &str = "ContextParallel, fused";
+
+/// Flags that a thread of the kernel remembers.
+const REMEMBERED: u32 = u64::BITS;
+/// Bytes of a row of the first section, at least: from there on a copy engine has its full rate (docs/performance/communication.md).
+const ROW_BYTES: u64 = 1 << 10;
+
+/// Memory of a rank for the forward pass of one shape.
+pub(super) struct Fused<T: ContextElement> {
+    config: ContextParallelConfig,
+    local: Local,
+    arena: Arena,
+    member: Member,
+    kernel: ArrivingAttention<T>,
+    /// Keys and values of all ranks, in the order of tokens. Locked while a pass is enqueued.
+    gathered: Mutex<[SymmetricBuffer<T>; 2]>,
+    /// The same memory, as kernels of this rank read it.
+    places: [Scratch<T>; 2],
+    sections: Sections,
+    ready: Flags,
+    free: Flags,
+    /// The flag of each section and chunk.
+    table: Buffer<u32>,
+    /// Carries keys to the others.
+    out: Stream,
+    is_open: Mutex<bool>,
+}
+
+/// How key heads of all batches are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sections {
+    /// Key heads of the first section; the next has as many, and each one after it twice as many as the one before.
+    first: u32,
+    /// Key heads of all batches.
+    heads: u32,
+}
+
+impl Sections {
+    /// Those of keys of elements of so many bytes: a row of the first section is long enough for copy engines, and a thread of the kernel remembers all flags.
+    pub fn new(config: &AttentionConfig, world: WorldSize, size: u64) -> Self {
+        let heads = u32::try_from(config.batches * config.key_heads).unwrap_or(u32::MAX);
+        let of_row = ROW_BYTES.div_ceil((config.head_size.min(config.value_size()) * size).max(1));
+        let mut first = u32::try_from(of_row).unwrap_or(u32::MAX).clamp(1, heads.max(1));
+        while first < heads && sections_of(heads, first) * world.get() > REMEMBERED {
+            first *= 2;
+        }
+        Self { first, heads }
+    }
+
+    /// How many there are.
+    pub fn count(self) -> u32 {
+        sections_of(self.heads, self.first)
+    }
+
+    /// The key heads of a section.
+    fn heads(self, section: u32) -> Range<u64> {
+        let begin = if section == 0 { 0 } else { u64::from(self.first) << (section - 1) };
+        begin..(u64::from(self.first) << section).min(self.heads.into())
+    }
+}
+
+/// Why a pass cannot be taken in one launch, but for memory.
+pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig) -> Option<String> {
+    let attention = &config.attention;
+    if config.partition != Partition::Zigzag {
+        return Some("parts are contiguous, and its kernel has two chunks a rank: take zigzag parts".to_owned());
+    }
+    if attention.queries != attention.keys {
+        return Some(format!("{} queries and {} keys: its kernel has as many of both", attention.queries, attention.keys));
+    }
+    if attention.batches * attention.heads * attention.key_heads * attention.queries == 0 {
+        return Some("there is nothing to attend to: take any other".to_owned());
+    }
+    attention.arriving::<T>().err()
+}
+
+impl<T: ContextElement> Fused<T> {
+    /// Takes memory of the arena, and loads the kernel. All ranks of the arena take as much.
+    pub fn new(stream: &Stream, arena: &Arena, member: &Member, config: ContextParallelConfig, share: Share) -> Result<Self> {
+        let (local, attention) = (Local::new(&config, share), config.attention);
+        let kernel = ArrivingAttention::new(&stream.device().runtime(), attention)?;
+        let tokens = local.tokens[1] * local.packed.key_heads;
+        let gathered: [SymmetricBuffer<T>; 2] =
+            [arena.buffer(tokens * attention.head_size)?, arena.buffer(tokens * attention.value_size())?];
+        // SAFETY: the same elements; the runtime is told of the uses of either as of one.
+        let places = gathered.each_ref().map(|all| Scratch::of(unsafe { Buffer::of(Arc::clone(all.local().memory()), all.len()) }));
+        let sections = Sections::new(&attention, share.world, size_of::<T>() as u64);
+        let ready = arena.flags("keys of a section of heads", sections.count())?;
+        let free = arena.flags("keys were read", 1)?;
+        let chunks = config.partition.chunks(share.world);
+        let flag = |section: u32, chunk: u64| match config.partition.owner(chunk, share.world).0 {
+            owner if owner == share.rank => PRESENT,
+            owner => ready.index(section, world_rank(member, owner)),
+        };
+        let table: Vec<u32> =
+            (0..sections.count()).flat_map(|section| (0..chunks).map(move |chunk| (section, chunk))).map(|(s, c)| flag(s, c)).collect();
+        let table = Buffer::from_slice(stream, &table)?;
+        let (arena, member, out) = (arena.clone(), member.clone(), stream.device().urgent_stream()?);
+        let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
+        Ok(Self { config, local, arena, member, kernel, gathered, places, sections, ready, free, table, out, is_open })
+    }
+
+    /// Before the first pass: nothing lies at the other ranks. Meets all ranks.
+    pub fn open(&self, stream: &Stream) -> Result<()> {
+        let mut is_open = lock(&self.is_open);
+        if !*is_open {
+            self.member.others_in_world().try_for_each(|other| self.free.open(stream, 0, other))?;
+            *is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Before the first pass: fills the keys of other ranks with NaN, in stream order. Later ones may have put those of the next pass already; what was read is
+    /// [discarded](SymmetricBuffer::discard) after each pass.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        let is_open = lock(&self.is_open);
+        if *is_open { Ok(()) } else { self.places.iter().try_for_each(|place| place.spoil(stream)) }
+    }
+
+    pub fn stream(&self) -> &Stream {
+        &self.out
+    }
+
+    pub fn kernel(&self) -> &'static str {
+        self.kernel.kernel()
+    }
+
+    /// Bytes of keys and values of all ranks.
+    pub fn memory(&self) -> u64 {
+        self.places.iter().map(Scratch::bytes).sum()
+    }
+
+    /// Bytes that this rank receives.
+    pub fn received(&self) -> u64 {
+        let Share { rank, world, .. } = self.local.share;
+        let chunks: usize = world.ranks().filter(|owner| *owner != rank).map(|owner| self.seen(owner, rank).count()).sum();
+        self.memory() / self.config.partition.chunks(world) * chunks as u64
+    }
+
+    /// Rows of a chunk.
+    fn chunk(&self) -> u64 {
+        self.config.attention.keys / self.config.partition.chunks(self.local.share.world)
+    }
+
+    /// Whether own keys are read where the caller has them: no block of keys has some of another chunk.
+    fn own_apart(&self) -> bool {
+        self.chunk().is_multiple_of(self.kernel.block())
+    }
+
+    /// The chunks of a rank: which of its own, and the number in the sequence.
+    fn chunks_of(&self, rank: Rank) -> [(u64, u64); 2] {
+        let (last, rank) = (self.config.partition.chunks(self.local.share.world) - 1, u64::from(rank.index()));
+        [(0, rank), (1, last - rank)]
+    }
+
+    /// The chunks of an owner that a reader loads: those of which it sees any, or all, where a block of keys has some of several chunks. What is masked is multiplied by zero there.
+    fn seen(&self, owner: Rank, reader: Rank) -> impl Iterator<Item = (u64, u64)> + use<T> {
+        let ([_, (_, last)], all) = (self.chunks_of(reader), !self.config.is_causal() || !self.own_apart());
+        self.chunks_of(owner).into_iter().filter(move |(_, chunk)| all || *chunk < last)
+    }
+
+    /// Rows of a tensor of this rank's keys or values, and their places among those of all ranks.
+    fn rows(&self, tensor: &Heads<'_, T>, (half, number): (u64, u64), heads: Range<u64>) -> Vec<Rows> {
+        let ([_, _, of_row, size], [_, row, head]) = (tensor.shape(), tensor.strides());
+        let AttentionConfig { layout, batches, keys, .. } = self.config.attention;
+        let batches = if layout == Layout::Sbhd { 1 } else { batches };
+        let (chunk, pitch) = (self.chunk(), of_row * size);
+        let of_batch = |batch: u64| {
+            // Heads of the section that are of this batch.
+            let [begin, end] = [heads.start, heads.end].map(|at| at.saturating_sub(batch * of_row).min(of_row));
+            let together = if head == size { (end - begin).max(1) } else { 1 };
+            (begin..end).step_by(together as usize).map(move |first| Rows {
+                count: chunk,
+                width: together * size,
+                from: Pitched { start: (2 * batch + half) * chunk * row + first * head, pitch: row },
+                to: Pitched { start: (batch * keys + number * chunk) * pitch + first * size, pitch },
+            })
+        };
+        (0..batches).flat_map(of_batch).collect()
+    }
+
+    /// Binds tensors of this rank, of the layout and the rows that the configuration says.
+    pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<Bound<'a>> {
+        let (local, Inputs { q, k, v, .. }) = (&self.local, inputs);
+        let [of_q, of_k, of_v] = local.given.whole_inputs();
+        let q = local.rows("ContextParallel, q", q, of_q)?;
+        let own = [local.rows("ContextParallel, k", k, of_k)?, local.rows("ContextParallel, v", v, of_v)?];
+        let Outputs { out, log_sum_exp, .. } = outputs;
+        let Target::Rounded(out) = out else {
+            let why = "ranks merge their results themselves: give Outputs::new".to_owned();
+            return Err(Error::Invalid { what: "ContextParallel, out", why });
+        };
+        let out = local.rows_mut("ContextParallel, out", out, local.given.whole_result())?;
+        Error::check_length("ContextParallel, log_sum_exp", local.packed.queries * local.packed.heads, log_sum_exp.len())?;
+        let AttentionConfig { layout, batches, keys, .. } = self.config.attention;
+        let batches = if layout == Layout::Sbhd { 1 } else { batches };
+        let natural = |place: &'a Scratch<T>, tensor: &Heads<'_, T>| {
+            let [_, _, of_row, size] = tensor.shape();
+            Heads::bshd(place.view(), [batches, keys, of_row, size])
+        };
+        let gathered = [natural(&self.places[0], &own[0])?, natural(&self.places[1], &own[1])?];
+        let arriving = ArrivingChunks {
+            rows: self.chunk(),
+            own: self.chunks_of(local.share.rank).map(|(_, number)| number),
+            section: self.sections.first,
+            flags: self.table.view(),
+            own_apart: self.own_apart(),
+        };
+        let mut kernel = self.kernel.bind(stream, ArrivingTensors { q, own, gathered, out, log_sum_exp, arriving })?;
+        Ok(Bound::new(move |stream| {
+            let mut gathered = lock(&self.gathered);
+            check_captures(stream, &self.out)?;
+            self.arena.check()?;
+            let done = self.enqueue(stream, &mut gathered, own, &mut kernel);
+            if let Err(error) = &done
+                && !stream.is_capturing()
+            {
+                // The others go on with this pass, which did not come about here. What is returned is why.
+                let _ = self.arena.abort(&format!("{WHAT}: {error}"));
+            }
+            done
+        }))
+    }
+}
+
+/// One pass.
+impl<T: ContextElement> Fused<T> {
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        gathered: &mut [SymmetricBuffer<T>; 2],
+        own: [Heads<'_, T>; 2],
+        kernel: &mut Waiting<'_>,
+    ) -> Result<()> {
+        // After the caller's work so far, also on memory whose uses the runtime does not know.
+        self.out.wait(&stream.mark()?)?;
+        if !self.own_apart() {
+            self.keep(stream, own)?;
+        }
+        // Before the launch that waits for what others put: queues of the device may be shared.
+        self.put(gathered, own)?;
+        let flags = self.awaited();
+        kernel(stream, self.ready.waits(stream, &flags)?)?;
+        // Later work may write the keys again, and a capture ends on one stream.
+        stream.wait(&self.out.mark()?)?;
+        if stream.0.runtime.kind() == Kind::Emulated {
+            gathered.iter_mut().try_for_each(|all| all.discard(stream, 0..all.len()))?;
+        }
+        let batch = self.arena.batch(stream);
+        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;
+        self.member.others_in_world().try_fold(batch, |batch, other| batch.set(&self.free, 0, other))?.enqueue()
+    }
+
+    /// Copies own keys among those of all ranks.
+    fn keep(&self, stream: &Stream, own: [Heads<'_, T>; 2]) -> Result<()> {
+        let Share { rank, .. } = self.local.share;
+        for (tensor, place) in own.iter().zip(&self.places) {
+            let chunks = self.chunks_of(rank);
+            let rows: Vec<_> = chunks.into_iter().flat_map(|chunk| self.rows(tensor, chunk, 0..self.sections.heads.into())).collect();
+            Rows::copy_all(stream, WHAT, tensor.view(), place.lend(), &rows)?;
+        }
+        Ok(())
+    }
+
+    /// Puts own keys at the others, a section at all of them before the next one, and sets its flag.
+    fn put(&self, gathered: &[SymmetricBuffer<T>; 2], own: [Heads<'_, T>; 2]) -> Result<()> {
+        let Share { rank: me, world, .. } = self.local.share;
+        let turns = || (1..world.get()).filter_map(move |step| Rank::new((me.index() + world.get() - step) % world.get(), world));
+        for (section, to) in (0..self.sections.count()).flat_map(|section| turns().map(move |to| (section, to))) {
+            let there = world_rank(&self.member, to);
+            if section == 0 {
+                self.arena.batch(&self.out).take_back(&self.free, 0, there)?.enqueue()?;
+            }
+            for (tensor, all) in own.iter().zip(gathered) {
+                let rows: Vec<_> = self.seen(me, to).flat_map(|chunk| self.rows(tensor, chunk, self.sections.heads(section))).collect();
+                all.put_rows_each(&self.out, tensor.view(), there, &rows)?;
+            }
+            self.arena.batch(&self.out).set(&self.ready, section, there)?.enqueue()?;
+        }
+        Ok(())
+    }
+
+    /// The flags of all sections of the other ranks.
+    fn awaited(&self) -> Vec<(u32, Rank)> {
+        (0..self.sections.count()).flat_map(|section| self.member.others_in_world().map(move |from| (section, from))).collect()
+    }
+}
+
+/// The rank of the arena that a rank of the team is.
+fn world_rank(member: &Member, rank: Rank) -> Rank {
+    member.team().world_rank(rank).unwrap_or_else(|| panic!("{rank} is not of {:?}", member.team()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each key head is in one section, in order, and a thread remembers the flags of all of them.
+    #[test]
+    fn every_head_is_in_one_section() {
+        for (batches, key_heads, ranks, head_size) in [(1, 16, 2, 128), (1, 8, 8, 128), (3, 5, 4, 64), (2, 32, 64, 128), (1, 1, 2, 64)] {
+            let attention = AttentionConfig { batches, key_heads, heads: key_heads, head_size, ..AttentionConfig::default() };
+            let sections = Sections::new(&attention, WorldSize::new(ranks).unwrap(), 2);
+            let heads: Vec<u64> = (0..sections.count()).flat_map(|section| sections.heads(section)).collect();
+            assert_eq!(heads, (0..batches * key_heads).collect::<Vec<_>>(), "{sections:?}");
+            assert!((0..sections.count()).all(|section| !sections.heads(section).is_empty()), "{sections:?}");
+            assert!(sections.count() * ranks <= REMEMBERED || sections.count() == 1, "{sections:?}");
+        }
+    }
+}

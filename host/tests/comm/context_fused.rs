@@ -1,0 +1,94 @@
+//! The forward pass in one launch, whose kernel waits for keys: each rank's part against the whole, the bits of one device, and what is refused.
+
+use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink, Window};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
+use oxtile::num::{bf16, f16};
+
+use crate::context_case::{Case, Element};
+use crate::context_parallel::{BASE, all};
+use crate::context_ranks::Ranks;
+use crate::whole_attention::Results;
+
+/// Every world, layout and mask; heads that share keys, and sections of several heads.
+#[test]
+fn every_world_and_layout() {
+    let cases = [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| {
+        let rows = if ranks == 8 { 64 } else { 48 };
+        let config = AttentionConfig { queries: rows, keys: rows, heads: 4, key_heads: 2, batches: 2, ..BASE };
+        let dense = [(Layout::Bshd, 1), (Layout::Bshd, 2), (Layout::Sbhd, 2)];
+        let dense = dense.map(|(layout, batches)| AttentionConfig { layout, batches, ..config });
+        dense
+            .into_iter()
+            .flat_map(move |config| [Mask::Full, Mask::CausalTopLeft].map(|mask| AttentionConfig { mask, ..config }))
+            .map(move |config| Case::new(ranks, config).fused())
+    });
+    all(cases);
+}
+
+/// Heads of every size for which there is a kernel, with chunks that are whole blocks of keys or not, in several sections.
+#[test]
+fn every_size_of_heads() {
+    let sizes = [(8, None), (64, None), (72, Some(64)), (128, None), (192, Some(128)), (256, None)];
+    let cases = sizes.into_iter().flat_map(|(head_size, value_size)| {
+        [Mask::Full, Mask::CausalBottomRight].into_iter().flat_map(move |mask| {
+            // Rows of 4 heads of 128 elements are long enough for a section; so 6 heads are two sections there.
+            let config = AttentionConfig { head_size, value_size, mask, heads: 6, key_heads: 6, ..BASE };
+            [(2, 36), (2, 512), (3, 60)]
+                .map(|(ranks, rows)| Case::new(ranks, AttentionConfig { queries: rows, keys: rows, ..config }).fused())
+        })
+    });
+    all(cases);
+}
+
+/// Chunks that are multiples of a tile's queries and of a block's keys give the bits of one device, on every number of ranks.
+#[test]
+fn bits_are_those_of_one_device() {
+    let dense = AttentionConfig { queries: 768, keys: 768, key_heads: 2, ..BASE };
+    let cases = [
+        Case::new(3, dense),
+        Case::new(1, AttentionConfig { queries: 256, keys: 256, ..dense }),
+        Case::new(2, AttentionConfig { queries: 512, keys: 512, heads: 10, key_heads: 5, head_size: 128, mask: Mask::Full, ..dense }),
+        Case::new(2, AttentionConfig { queries: 512, keys: 512, layout: Layout::Sbhd, batches: 2, ..dense }),
+    ];
+    for case in cases {
+        let bits = bits_of::<bf16>(&case);
+        assert!(bits, "{case:?}");
+    }
+    assert!(bits_of::<f16>(&Case::new(2, AttentionConfig { queries: 512, keys: 512, ..dense })));
+}
+
+fn bits_of<T: Element>(case: &Case) -> bool {
+    let (whole, fused) = (case.whole(), case.clone().fused());
+    // One rank that trades heads with nobody is one device; keys in one part, as here.
+    let attention = AttentionConfig { key_parts: Some(1), ..case.config.attention };
+    let one = ContextParallelConfig { attention, ..case.config.by(Schedule::AllToAll) };
+    let one = Case { ranks: 1, config: one, ..case.clone() }.results_in::<T>(&whole).unwrap();
+    let same = |(rank, found): (_, Results)| {
+        let one = case.of_rank(rank, &one[0]);
+        found.out == one.out && found.log_sum_exp == one.log_sum_exp
+    };
+    case.world().ranks().zip(fused.results_in::<T>(&whole).unwrap()).all(same)
+}
+
+/// What it does not take is refused by name, with what to take instead.
+#[test]
+fn what_is_not_taken_is_refused() {
+    let refused = |config: ContextParallelConfig, has_arena: bool, parts: [&str; 2]| {
+        let ranks = Ranks::new(&Case { config, ..Case::new(2, BASE) }).unwrap();
+        let transport = if has_arena { ranks.transport(0) } else { Transport::collective(&ranks.world.ranks[0]) };
+        let error = ContextParallel::<bf16>::new(&ranks.world.streams[0], transport, config).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    let of = |attention| ContextParallelConfig::new(attention).by(Schedule::Fused);
+    let window = Window { left: Some(5), right: None };
+    refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window"]);
+    refused(of(AttentionConfig { sink: Sink::OffByOne, ..BASE }), true, ["fused", "sink"]);
+    refused(of(AttentionConfig { max_logit: true, ..BASE }), true, ["fused", "max_logit"]);
+    refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "layout"]);
+    refused(of(AttentionConfig { mask: Mask::Full, keys: 24, ..BASE }), true, ["fused", "as many of both"]);
+    refused(of(AttentionConfig { kernels: Kernels::Portable, ..BASE }), true, ["fused", "Portable"]);
+    refused(of(AttentionConfig { queries: 0, keys: 0, ..BASE }), true, ["fused", "nothing to attend to"]);
+    refused(ContextParallelConfig { partition: Partition::Contiguous, ..of(BASE) }, true, ["fused", "zigzag"]);
+    refused(of(BASE), false, ["fused", "Transport::symmetric"]);
+    refused(ContextParallelConfig { backward: Schedule::Fused, ..of(BASE) }, true, ["fused", "forward pass"]);
+}
