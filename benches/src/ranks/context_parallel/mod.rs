@@ -34,6 +34,8 @@ pub enum By {
     Auto,
     /// By [`Schedule::AllToAll`].
     AllToAll,
+    /// By [`Schedule::Fused`], and the backward pass as it suits.
+    Fused,
     /// By [`Schedule::Gather`].
     Gather,
     /// By [`Schedule::Ring`], over messages.
@@ -80,13 +82,14 @@ pub enum Passes {
 
 impl By {
     /// Those that make an operation, in the order in which ranks make them.
-    const OPERATIONS: [Self; 6] = [Self::Auto, Self::AllToAll, Self::Gather, Self::Ring, Self::Pull, Self::Fp8];
+    const OPERATIONS: [Self; 7] = [Self::Auto, Self::Fused, Self::AllToAll, Self::Gather, Self::Ring, Self::Pull, Self::Fp8];
 
     /// The schedule that is asked for.
     fn schedule(self) -> Option<Schedule> {
         match self {
             Self::Auto | Self::Fp8 => Some(Schedule::Auto),
             Self::AllToAll => Some(Schedule::AllToAll),
+            Self::Fused => Some(Schedule::Fused),
             Self::Gather => Some(Schedule::Gather),
             Self::Ring => Some(Schedule::Ring),
             Self::Pull => Some(Schedule::Pull),
@@ -101,6 +104,7 @@ impl By {
             Self::EachGpu => "one GPU, each at once",
             Self::Auto => "auto",
             Self::AllToAll => "all-to-all",
+            Self::Fused => "fused",
             Self::Gather => "gather",
             Self::Ring => "ring",
             Self::Pull => "pull",

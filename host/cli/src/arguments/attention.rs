@@ -96,11 +96,11 @@ impl Attention {
 }
 
 /// What `--context-parallel` takes.
-const SCHEDULES: &str = "auto, ring, pull, gather, all-to-all, hierarchical:K, where K neighbours trade heads";
+const SCHEDULES: &str = "auto, fused, ring, pull, gather, all-to-all, hierarchical:K, where K neighbours trade heads";
 
 /// A schedule by its name.
 fn schedule(text: &str) -> Result<Schedule, String> {
-    let named = [Schedule::Auto, Schedule::Ring, Schedule::Pull, Schedule::Gather, Schedule::AllToAll];
+    let named = [Schedule::Auto, Schedule::Fused, Schedule::Ring, Schedule::Pull, Schedule::Gather, Schedule::AllToAll];
     let inner = || text.strip_prefix("hierarchical:")?.parse().ok().and_then(WorldSize::new);
     let schedule =
         named.into_iter().find(|schedule| schedule.to_string() == text).or_else(|| Some(Schedule::Hierarchical { inner: inner()? }));

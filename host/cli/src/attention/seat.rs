@@ -56,11 +56,11 @@ impl Needs {
         }
     }
 
-    /// Memory of a rank that the others reach, where the schedule takes it: pull takes nothing else; others have messages beyond a host, and where ranks cannot map
+    /// Memory of a rank that the others reach, where the schedule takes it: pull and fused take nothing else; others have messages beyond a host, and where ranks cannot map
     /// each other's memory, of which all ranks are told.
     fn arena(&self, rank: Rank, of: &impl ArenaRank, backend: BackendName, is_one_host: bool) -> Result<Option<(Arena, Member)>> {
         let takes = match self.config.forward {
-            Schedule::Pull => true,
+            Schedule::Pull | Schedule::Fused => true,
             Schedule::AllToAll | Schedule::Auto => is_one_host && self.world > WorldSize::ONE,
             _ => false,
         };
@@ -73,7 +73,7 @@ impl Needs {
         let Some(member) = member else { return Ok(None) };
         match Arena::open(of, options) {
             Ok(arena) => Ok(Some((arena, member))),
-            Err(error) if self.config.forward == Schedule::Pull => Err(error),
+            Err(error) if matches!(self.config.forward, Schedule::Pull | Schedule::Fused) => Err(error),
             // The plan says that there is none.
             Err(_) => Ok(None),
         }
