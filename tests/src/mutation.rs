@@ -4,7 +4,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
-//! | `attention`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, packed sequences, options |
+//! | `attention`, `attention_arriving`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, those whose keys arrive, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
 //! | `thd` | of packed sequences that ranks share |
@@ -13,6 +13,7 @@
 
 mod amax;
 mod attention;
+mod attention_arriving;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_portable;
@@ -63,6 +64,7 @@ struct Job {
 const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
+    attention_arriving::JOBS,
     attention_backward::JOBS,
     attention_backward_general::JOBS,
     attention_backward_portable::JOBS,
@@ -97,7 +99,9 @@ pub fn trials() -> Vec<Trial> {
     let stale = times::trial("mutation::an_excuse_of_nobody_is_refused".to_owned(), || an_excuse_of_nobody().map_err(Into::into));
     let guards = times::trial("mutation::blocks_beyond_the_last_tile_do_nothing".to_owned(), || beyond_the_last_tile().map_err(Into::into));
     let flags = times::trial("mutation::lists_of_wrong_flags_are_reported".to_owned(), || gemm_gathered::wrong_flags().map_err(Into::into));
-    scores.chain([complete, stale, guards, flags]).collect()
+    let keys =
+        times::trial("mutation::tables_of_wrong_flags_are_reported".to_owned(), || attention_arriving::wrong_flags().map_err(Into::into));
+    scores.chain([complete, stale, guards, flags, keys]).collect()
 }
 
 /// The kernels whose blocks down are folded into z where they are more than 65535, by their jobs.

@@ -94,13 +94,13 @@ pub struct ArrivingKeys {
 impl ArrivingKeys {
     /// The section of a key head.
     #[inline(always)]
-    fn section_of(&self, key_head: u32) -> u32 {
+    pub(super) fn section_of(&self, key_head: u32) -> u32 {
         u32::BITS - (key_head / self.section.max(1)).leading_zeros()
     }
 
     /// The chunk of the rank in which a block of keys lies that begins with this one, and the key's row there.
     #[inline(always)]
-    fn own(&self, key: u32) -> Option<(u32, u32)> {
+    pub(super) fn own(&self, key: u32) -> Option<(u32, u32)> {
         let rows = [self.first, self.second].map(|chunk| key.wrapping_sub(chunk * self.chunk));
         match () {
             () if !self.own_apart => None,

@@ -112,7 +112,8 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
                         problem.mask(&item).order(P::tile(&item).block, ordered).visit(group, |member, block| {
                             // Known before the stage is empty: what waits for it then starts at once.
                             let item = P::read(number());
-                            let cut = if problem.mask(&item).cuts(P::tile(&item).block, block) { block } else { UNCUT };
+                            let mask = problem.mask(&item);
+                            let cut = if mask.cuts(P::tile(&item).block, block) { mask.place(block) } else { UNCUT };
                             let statistics = shared.statistics.tile(ring.next_stage());
                             let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
                             let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));

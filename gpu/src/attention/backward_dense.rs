@@ -5,7 +5,7 @@ use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 
-use super::backward_mask::BlockMask;
+use super::backward_mask::{BlockMask, NoGap};
 use super::backward_problem::{Common, KeyProblem, KeyTiles, Number};
 use super::backward_reduce::{partial_elements, partial_start, store_fragments};
 use super::backward_schedule::{KeyHeads, KeySchedule, KeyTile, TILE_WORDS};
@@ -41,6 +41,14 @@ pub struct DenseKeys<T: RegisterElement, const D: usize, const QUERIES: usize, c
 pub(super) struct DenseKeyTiles {
     schedule: KeySchedule,
     heads: u32,
+}
+
+impl DenseKeyTiles {
+    /// At the first one, with so many heads a batch.
+    #[inline(always)]
+    pub const fn new(schedule: KeySchedule, heads: u32) -> Self {
+        Self { schedule, heads }
+    }
 }
 
 impl KeyTiles<KeyTile> for DenseKeyTiles {
@@ -82,6 +90,7 @@ where
 {
     type Item = KeyTile;
     type Tiles = DenseKeyTiles;
+    type Gap = NoGap;
 
     #[inline(always)]
     fn common(&self) -> Common {
@@ -92,7 +101,7 @@ where
 
     #[inline(always)]
     fn tiles(&self) -> DenseKeyTiles {
-        DenseKeyTiles { schedule: self.schedule, heads: self.keys.heads.heads }
+        DenseKeyTiles::new(self.schedule, self.keys.heads.heads)
     }
 
     #[inline(always)]
@@ -117,7 +126,7 @@ where
 
     #[inline(always)]
     fn read_mask(&self, _: Number<TILE_WORDS>) -> BlockMask<QUERIES, MASKED> {
-        BlockMask(self.keys.mask)
+        BlockMask::new(self.keys.mask)
     }
 
     #[inline(always)]
@@ -132,7 +141,7 @@ where
 
     #[inline(always)]
     fn mask(&self, _: &KeyTile) -> BlockMask<QUERIES, MASKED> {
-        BlockMask(self.keys.mask)
+        BlockMask::new(self.keys.mask)
     }
 
     #[inline(always)]

@@ -17,7 +17,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterElement, RegisterTile, StoredElement};
 
 use super::backward::differentiate;
-use super::backward_mask::BlockMask;
+use super::backward_mask::{BlockMask, NoGap};
 use super::backward_problem::{Common, KeyProblem, KeyTiles, Number};
 use super::backward_schedule::{KeyHeads, KeyTile};
 use super::backward_sequence::{QueryBlocks, SEQUENCE_TILE_WORDS, SequenceKeySchedule, SequenceTile};
@@ -110,6 +110,7 @@ where
 {
     type Item = SequenceTile;
     type Tiles = SequenceKeySchedule;
+    type Gap = NoGap;
 
     #[inline(always)]
     fn common(&self) -> Common {
@@ -146,7 +147,7 @@ where
 
     #[inline(always)]
     fn read_mask(&self, number: Number<SEQUENCE_TILE_WORDS>) -> BlockMask<QUERIES, true> {
-        BlockMask(SequenceTile::load_mask(number))
+        BlockMask::new(SequenceTile::load_mask(number))
     }
 
     #[inline(always)]
@@ -161,7 +162,7 @@ where
 
     #[inline(always)]
     fn mask(&self, item: &SequenceTile) -> BlockMask<QUERIES, true> {
-        BlockMask(item.mask)
+        BlockMask::new(item.mask)
     }
 
     #[inline(always)]

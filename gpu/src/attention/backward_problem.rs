@@ -4,6 +4,7 @@
 //! | problem | takes |
 //! |---|---|
 //! | [`DenseKeys`](super::DenseKeys) | dense tensors, full or causal |
+//! | [`ArrivingRows`](super::ArrivingRows) | dense tensors of one rank, whose keys arrive meanwhile and belong to other ranks |
 //! | [`SequenceKeys`](super::SequenceKeys) | sequences, windows, caps, `f32` tensors that gradients are added to |
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
@@ -11,11 +12,11 @@ use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 
-use super::backward_mask::BlockMask;
+use super::backward_mask::{BlockMask, Gap};
 use super::backward_schedule::KeyTile;
 use super::backward_tensors::{KeyOrder, QuerySums};
 use super::backward_walk::{Sums, Walk};
-use super::backward_workspace::{Keys, Rows};
+use super::backward_workspace::{BACKWARD_KEYS, Keys, Rows};
 
 /// What problems have in common.
 #[derive(Clone, Copy)]
@@ -53,6 +54,8 @@ where
     /// A tile, with what is known of its sequence.
     type Item: Copy;
     type Tiles: KeyTiles<Self::Item>;
+    /// The queries of the mask that are not there.
+    type Gap: Gap;
 
     fn common(&self) -> Common;
     /// The tiles, at the first.
@@ -67,12 +70,12 @@ where
     /// The same; all lanes of a warp call it, and the compiler sees that all have the same.
     fn read_together(tile: KeyTile, number: Number<WORDS>) -> Self::Item;
     /// The mask of one that is there, where registers are fullest.
-    fn read_mask(&self, number: Number<WORDS>) -> BlockMask<QUERIES, MASKED>;
+    fn read_mask(&self, number: Number<WORDS>) -> BlockMask<QUERIES, MASKED, BACKWARD_KEYS, Self::Gap>;
     /// All of one that is there, before its result is stored. All lanes of a warp call it.
     fn read_result(number: Number<WORDS>) -> Self::Item;
 
     fn tile(item: &Self::Item) -> KeyTile;
-    fn mask(&self, item: &Self::Item) -> BlockMask<QUERIES, MASKED>;
+    fn mask(&self, item: &Self::Item) -> BlockMask<QUERIES, MASKED, BACKWARD_KEYS, Self::Gap>;
     /// Where the blocks of queries of a query head of the tile begin in sums and statistics.
     fn first_block(&self, item: &Self::Item, member: u32) -> u32;
     /// Starts to copy a tile's keys and values.

@@ -55,15 +55,21 @@ struct Shared<T: Pod, const D: usize> {
     parts: Tiles<SharedTile<T, WARPGROUP_KEYS, D, Swizzle128>, 2>,
 }
 
-/// Parts of gradients of keys and values, of `[batches, heads, splits, blocks of keys]` tiles.
+/// Parts of gradients of keys and values: tiles of `[splits, heads of all batches, blocks of keys]`, of any steps from one split and head to the next.
 #[derive(Clone, Copy, Parameter)]
 pub struct KeyParts {
     /// [`partial_elements`] of each tile.
     pub values: GlobalMut<f32>,
     /// Parts of a tile.
     pub splits: u32,
+    /// Heads of all batches.
+    pub heads: u32,
     /// Blocks of keys of a head.
     pub key_blocks: u32,
+    /// Tiles from one part to the next.
+    pub split_step: u32,
+    /// Tiles from one head to the next.
+    pub head_step: u32,
 }
 
 impl KeyParts {
@@ -74,11 +80,11 @@ impl KeyParts {
     where
         Columns<D>: MatrixColumns,
     {
-        let Self { values, splits, key_blocks } = *self;
-        let first = head * splits * key_blocks + block;
+        let Self { values, splits, split_step, head_step, .. } = *self;
+        let first = head * head_step + block;
         let mut sum = RegisterTile::<D>::load_fragments(&values, partial_start::<D>(first, of_values, part));
         for split in 1..splits {
-            let other = RegisterTile::<D>::load_fragments(&values, partial_start::<D>(first + split * key_blocks, of_values, part));
+            let other = RegisterTile::<D>::load_fragments(&values, partial_start::<D>(first + split * split_step, of_values, part));
             sum.map_pairs(|half, pair, values| {
                 let other = other.pair(half, pair);
                 [0, 1].map(|i| values[i] + other[i])
@@ -89,11 +95,16 @@ impl KeyParts {
 }
 
 impl KeyPartsArgument<'_> {
-    /// How many heads of all batches there are, with heads of `size`.
+    /// Refuses parts beyond the room for them, with heads of `size`; how many heads there are.
     fn heads(&self, size: u64) -> Result<u64, LaunchError> {
-        let of_head = u64::from(self.splits) * u64::from(self.key_blocks) * partial_elements(size);
-        LaunchError::check_multiple("parts.values", of_head, self.values.len())?;
-        Ok(self.values.len() / of_head.max(1))
+        let Self { splits, heads, key_blocks, split_step, head_step, .. } = *self;
+        let last = |count: u32, step: u32| u64::from(count.saturating_sub(1)) * u64::from(step);
+        let tiles = last(splits, split_step) + last(heads, head_step) + u64::from(key_blocks);
+        LaunchError::check_at_least("parts.splits", 1, splits.into())?;
+        LaunchError::check_limit("parts.key_blocks", tiles, MOST_BLOCKS)?;
+        let used = if heads == 0 || key_blocks == 0 { 0 } else { tiles * partial_elements(size) };
+        LaunchError::check_length("parts.values", used, self.values.len().min(used))?;
+        Ok(heads.into())
     }
 }
 
@@ -164,7 +175,7 @@ where
     Columns<D>: MatrixColumns,
 {
     let (heads, size) = (args.parts.heads(D as u64)?, D as u64);
-    LaunchError::check_length("parts.values", args.rows.all_heads(), heads)?;
+    LaunchError::check_length("parts.heads", args.rows.all_heads(), heads)?;
     LaunchError::check_limit("rows.rows", args.rows.rows.into(), u64::from(args.parts.key_blocks) * BACKWARD_KEYS as u64)?;
     for (name, sum) in [("sums.k", &args.sums.k), ("sums.v", &args.sums.v)] {
         args.rows.check(name, size, sum.len())?;

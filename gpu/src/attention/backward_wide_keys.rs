@@ -150,7 +150,7 @@ impl<const PAIRS: usize> Weights<PAIRS> {
 /// The mask from the side of tiles.
 #[inline(always)]
 const fn key_mask<const QUERIES: usize>(mask: Mask) -> BlockMask<QUERIES, true, WIDE_ROWS> {
-    BlockMask(mask)
+    BlockMask::new(mask)
 }
 
 /// Where the thread's numbers of a pair are.

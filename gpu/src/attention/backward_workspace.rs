@@ -47,7 +47,7 @@ pub(super) struct Statistics<const QUERIES: usize> {
     /// `-log2(sum of exponentials)`, -inf where nothing counts.
     pub offsets: SharedArray<f32, QUERIES>,
     pub deltas: SharedArray<f32, QUERIES>,
-    /// The number of the block if the mask hides any of the tile's keys from any of its queries, else [`UNCUT`].
+    /// The place of the block if the mask hides any of the tile's keys from any of its queries, else [`UNCUT`].
     pub cut: SharedArray<u32, 1>,
 }
 

@@ -26,6 +26,7 @@
 //! | `backward` | the kernel of the backward pass: roles, copies |
 //! | `backward_problem` | what it computes: tiles, tensors, masks, results |
 //! | `backward_dense` | dense tensors, full or causal |
+//! | `backward_arriving` | those of one rank, whose keys arrive meanwhile and belong to other ranks |
 //! | `backward_general` | everything else, of heads up to 128 |
 //! | `backward_prepare`, `backward_convert` | what goes before and after it where tensors are dense |
 //! | `backward_reduce` | the sum of its parts, where tiles are split or gradients are added |
@@ -46,6 +47,7 @@
 mod arriving;
 mod backward;
 mod backward_adder;
+mod backward_arriving;
 mod backward_convert;
 mod backward_dense;
 mod backward_general;
@@ -95,9 +97,11 @@ mod workspace;
 
 pub use arriving::*;
 pub use backward::*;
+pub use backward_arriving::*;
 pub use backward_convert::*;
 pub use backward_dense::*;
 pub use backward_general::*;
+pub use backward_mask::Missing;
 pub use backward_portable::*;
 pub use backward_prepare::*;
 pub use backward_reduce::*;

@@ -180,7 +180,14 @@ where
                 scale: scale_log2,
             };
             main.launch(stream, MainArgs { problem })?;
-            let parts = KeyPartsArgument { values: partials.view_mut(), splits, key_blocks };
+            let parts = KeyPartsArgument {
+                values: partials.view_mut(),
+                splits,
+                heads: batches * key_heads,
+                key_blocks,
+                split_step: key_blocks,
+                head_step: splits * key_blocks,
+            };
             if let Some(([_, rows], [_, k, v])) = &mut added {
                 let sums = KeySumsArgument { k: k.reborrow(), v: v.reborrow(), size: D as u32, value_size: D as u32 };
                 add_keys.launch(stream, AddKeysArgs { parts, sums, rows: *rows })?;

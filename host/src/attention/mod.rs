@@ -63,6 +63,7 @@
 
 mod arguments;
 mod arriving;
+mod arriving_backward;
 mod backward;
 mod backward_blocks;
 mod backward_choice;
@@ -89,7 +90,9 @@ mod table;
 mod tensors;
 
 pub use arriving::ArrivingElement;
-pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingTensors, Waiting};
+pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingTensors};
+pub use arriving_backward::ArrivingGradients;
+pub(crate) use arriving_backward::{ArrivingBackward, ArrivingBackwardTensors, SlotPlaces, slot_elements};
 pub use backward::{AttentionBackward, BackwardElement, Order};
 pub use backward_choice::BackwardKernel;
 pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};

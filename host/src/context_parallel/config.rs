@@ -36,7 +36,8 @@ pub enum Schedule {
     Pull,
     /// All keys come first, then one launch attends to them: the bits of one device.
     Gather,
-    /// One launch, which waits for the keys of each rank by heads while copy engines bring them: the bits of one device. A forward pass, by symmetric memory.
+    /// One launch, which waits for the keys of each rank by heads while copy engines bring them: the bits of one device. In the backward pass gradients go straight to the owner of
+    /// their keys. By symmetric memory.
     Fused,
     /// Ranks trade tokens for heads: each attends with some heads to the whole sequence (Ulysses). Every option of attention on one device, and its bits. By symmetric
     /// memory, where heads are put straight to their places, or else by messages.
@@ -76,7 +77,7 @@ const OF_PULL: u128 = 4;
 const OF_GROUP: u128 = 11;
 const OF_ALL_HEADS: u128 = 3;
 /// And [`Schedule::Fused`].
-const OF_FUSED: u128 = 2;
+const OF_FUSED: u128 = 3;
 
 /// Elements of a tensor of all ranks, at most: sums of several such tensors' bytes fit 64 bits.
 const MOST_ELEMENTS: u128 = 1 << 48;
@@ -92,15 +93,15 @@ impl ContextParallelConfig {
         Self { attention, partition: Partition::default(), forward: Schedule::Auto, backward: Schedule::Auto }
     }
 
-    /// Both passes by one schedule; beside [`Fused`](Schedule::Fused), which is a forward pass, the backward pass [as it suits](Schedule::Auto).
+    /// Both passes by one schedule.
     #[must_use]
     pub fn by(self, schedule: Schedule) -> Self {
-        let backward = if schedule == Schedule::Fused { Schedule::Auto } else { schedule };
-        Self { forward: schedule, backward, ..self }
+        Self { forward: schedule, backward: schedule, ..self }
     }
 
     /// Bytes that the schedules which reach the memory of other ranks take from each rank's arena, for elements of so many bytes: [`Pull`](Schedule::Pull) has keys and values of
-    /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes; [`Fused`](Schedule::Fused) keys and values of all ranks.
+    /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes; [`Fused`](Schedule::Fused) keys and values
+    /// of all ranks, and gradients of a rank's in `f32` from every rank.
     /// With [`Auto`](Schedule::Auto) there is room for all of them. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes). Where fewer are left, `Auto` takes none of them, all-to-all goes by messages, and pull
     /// and fused are refused.
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
@@ -139,7 +140,8 @@ impl ContextParallelConfig {
                 let tensor = product(&[batches, queries.max(keys), heads, head_size.max(value)]);
                 (bytes.saturating_add(room(tensor)), OF_GROUP * u128::from(groups) + OF_ALL_HEADS)
             }
-            Schedule::Fused => (product(&[batches, keys, key_heads, head_size + value, element_bytes]), OF_FUSED),
+            // Of both passes: a slot of gradients in `f32` from each rank.
+            Schedule::Fused => (product(&[key_rows, ranks, key_heads, head_size + value, element_bytes + 4]), OF_FUSED),
             _ => return 0,
         };
         u64::try_from(bytes.saturating_add(ALIGNED * buffers)).unwrap_or(u64::MAX)

@@ -84,15 +84,18 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
         let backward = config.choose(Direction::Backward, world, means.after(&config, &forward, world, size), size)?;
         let schedules = [forward.schedule, backward.schedule];
         let in_memory = [forward.in_memory, backward.in_memory];
-        let engine = |schedules, in_memory| {
+        let engine = |schedules, in_memory, passes: &[Direction]| {
             // What has no room in the arena goes by messages.
             let transport = if in_memory { transport } else { transport.by_messages_alone() };
-            Engine::new(stream, transport, config, share, schedules)
+            Engine::new(stream, transport, config, share, schedules, passes)
         };
         let is_shared = schedules[0] == schedules[1] || schedules.iter().all(Schedule::is_by_sent_keys);
         let engines = match is_shared {
-            true => vec![engine(schedules, in_memory[0])?],
-            false => vec![engine([schedules[0]; 2], in_memory[0])?, engine([schedules[1]; 2], in_memory[1])?],
+            true => vec![engine(schedules, in_memory[0], &Direction::BOTH)?],
+            false => vec![
+                engine([schedules[0]; 2], in_memory[0], &[Direction::Forward])?,
+                engine([schedules[1]; 2], in_memory[1], &[Direction::Backward])?,
+            ],
         };
         let pass = |direction, Chosen { schedule, why, refused, .. }: Chosen, engine: &Engine<'t, T>| {
             let (kernels, launches) = engine.kernels(direction);

@@ -3,7 +3,7 @@
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{bf16, f16};
 
-use crate::attention::{ArrivingElement, BackwardElement};
+use crate::attention::ArrivingGradients;
 use crate::runtime::{Result, Runtime, Stream};
 use crate::sum_parts::SumParts;
 
@@ -23,7 +23,7 @@ pub type Sum<In, Out> = Box<dyn Fn(&Stream, DeviceView<'_, In>, u32, u64, Device
     message = "context parallelism is of `bf16` and `f16`, not of `{Self}`",
     note = "ContextParallelFp8 casts `bf16` tensors to 8 bits; oxtile::quantize casts FP8 tensors back"
 )]
-pub trait ContextElement: BackwardElement + ArrivingElement {
+pub trait ContextElement: ArrivingGradients {
     /// Loads the kernel that adds up what ranks computed.
     #[doc(hidden)]
     fn load_sum(runtime: &Runtime) -> Result<Sum<f32, Self>>;

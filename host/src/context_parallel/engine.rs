@@ -17,22 +17,22 @@ use crate::attention::{BackwardInputs, Gradients, Inputs, Outputs};
 use crate::runtime::{Bound, Result, Stream};
 use crate::thd::{Packed, Share};
 
-/// Attention to keys that come from their owners, or by traded heads.
+/// Attention to keys that come from their owners, by traded heads, or in one launch.
 pub(super) enum Engine<'t, T: ContextElement> {
     Core(Box<Core<'t, T>>),
     AllToAll(Box<AllToAll<'t, T>>),
-    /// A forward pass.
     Fused(Box<Fused<T>>),
 }
 
 impl<'t, T: ContextElement> Engine<'t, T> {
-    /// Both passes by their schedules: one and the same, or [by sent keys](Schedule::is_by_sent_keys).
+    /// Both passes by their schedules: one and the same, or [by sent keys](Schedule::is_by_sent_keys). Those that are to be run are named.
     pub fn new(
         stream: &Stream,
         transport: Transport<'t>,
         config: ContextParallelConfig,
         share: Share,
         schedules: [Schedule; 2],
+        passes: &[Direction],
     ) -> Result<Self> {
         let schedule = schedules[0];
         match schedule {
@@ -45,7 +45,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
             }
             Schedule::Fused => {
                 let (arena, member) = transport.memory_for(schedule)?;
-                Ok(Self::Fused(Box::new(Fused::new(stream, arena, member, config, share)?)))
+                Ok(Self::Fused(Box::new(Fused::new(stream, arena, member, config, share, passes.contains(&Direction::Backward))?)))
             }
             Schedule::Hierarchical { inner } => {
                 let (near_messages, far_messages) = transport.grid_for(schedule, share, inner)?;
@@ -93,7 +93,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.bind_backward(stream, inputs, gradients),
             Self::AllToAll(all_to_all) => all_to_all.bind_backward(stream, inputs, gradients),
-            Self::Fused(_) => unreachable!("no backward pass is fused: it was checked"),
+            Self::Fused(fused) => fused.bind_backward(stream, inputs, gradients),
         }
     }
 
@@ -153,7 +153,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         let (mut kernels, launches) = match self {
             Self::Core(core) => core.kernels(direction),
             Self::AllToAll(all_to_all) => all_to_all.kernels(direction),
-            Self::Fused(fused) => (vec![fused.kernel()], 1),
+            Self::Fused(fused) => (vec![fused.kernel(direction)], 1),
         };
         kernels.sort_unstable();
         kernels.dedup();
@@ -165,7 +165,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => Some(core.received(direction)),
             Self::AllToAll(_) => None,
-            Self::Fused(fused) => Some(fused.received()),
+            Self::Fused(fused) => Some(fused.received(direction)),
         }
     }
 
@@ -174,7 +174,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.memory(passes),
             Self::AllToAll(all_to_all) => all_to_all.memory(passes),
-            Self::Fused(fused) => fused.memory(),
+            Self::Fused(fused) => fused.memory(passes),
         }
     }
 }

@@ -1,13 +1,16 @@
-//! The forward pass in one launch: copy engines put the keys of each rank at the others, section of heads by section of heads, and the kernel waits for the flag of a section
+//! A pass in one launch: copy engines put the keys of each rank at the others, section of heads by section of heads, and the kernel waits for the flag of a section
 //! before it first reads it.
 //!
 //! | flag | set by | says |
 //! |---|---|---|
 //! | READY of a section | the owner of keys, at each rank that reads them | the section is there |
 //! | FREE | a rank, at each other one | its kernel has read all keys: the next pass may put there |
+//! | GIVEN | a rank, at each other one | its gradients of that one's keys are in its slot there |
 //!
 //! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a causal mask hides is not sent: of two ranks, the one with the lower
 //! number alone reads the second chunk of the other.
+//!
+//! Slots need no flag that says that they were read: a rank stores in another one's only when keys of that one have arrived, which puts them after it has read its slots.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -15,9 +18,11 @@ use std::sync::{Arc, Mutex};
 use super::config::ContextParallelConfig;
 use super::core::check_captures;
 use super::element::ContextElement;
+use super::fused_gradients::FusedGradients;
 use super::local::Local;
 use super::memory::Scratch;
-use crate::attention::{ArrivingAttention, ArrivingChunks, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target, Waiting};
+use super::plan::Direction;
+use crate::attention::{ArrivingAttention, ArrivingChunks, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target};
 use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream};
@@ -25,6 +30,7 @@ use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
 use crate::tensor::Heads;
 use crate::thd::{Partition, Share};
 use oxtile_kernels::attention::{PRESENT, sections_of};
+use oxtile_tile::arrivals::WaitsArgument;
 
 const WHAT: &str = "ContextParallel, fused";
 
@@ -35,22 +41,24 @@ const ROW_BYTES: u64 = 1 << 10;
 
 /// Memory of a rank for the forward pass of one shape.
 pub(super) struct Fused<T: ContextElement> {
-    config: ContextParallelConfig,
-    local: Local,
-    arena: Arena,
-    member: Member,
+    pub(super) config: ContextParallelConfig,
+    pub(super) local: Local,
+    pub(super) arena: Arena,
+    pub(super) member: Member,
     kernel: ArrivingAttention<T>,
+    /// If the backward pass is fused too.
+    pub(super) gradients: Option<FusedGradients<T>>,
     /// Keys and values of all ranks, in the order of tokens. Locked while a pass is enqueued.
-    gathered: Mutex<[SymmetricBuffer<T>; 2]>,
+    pub(super) gathered: Mutex<[SymmetricBuffer<T>; 2]>,
     /// The same memory, as kernels of this rank read it.
     places: [Scratch<T>; 2],
     sections: Sections,
-    ready: Flags,
+    pub(super) ready: Flags,
     free: Flags,
     /// The flag of each section and chunk.
     table: Buffer<u32>,
     /// Carries keys to the others.
-    out: Stream,
+    pub(super) out: Stream,
     is_open: Mutex<bool>,
 }
 
@@ -88,7 +96,7 @@ impl Sections {
 }
 
 /// Why a pass cannot be taken in one launch, but for memory.
-pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig) -> Option<String> {
+pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, direction: Direction, world: WorldSize) -> Option<String> {
     let attention = &config.attention;
     if config.partition != Partition::Zigzag {
         return Some("parts are contiguous, and its kernel has two chunks a rank: take zigzag parts".to_owned());
@@ -99,12 +107,22 @@ pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig) -> Opti
     if attention.batches * attention.heads * attention.key_heads * attention.queries == 0 {
         return Some("there is nothing to attend to: take any other".to_owned());
     }
-    attention.arriving::<T>().err()
+    match direction {
+        Direction::Forward => attention.arriving::<T>().err(),
+        Direction::Backward => attention.arriving_backward::<T>(attention.keys / config.partition.chunks(world)).err(),
+    }
 }
 
 impl<T: ContextElement> Fused<T> {
     /// Takes memory of the arena, and loads the kernel. All ranks of the arena take as much.
-    pub fn new(stream: &Stream, arena: &Arena, member: &Member, config: ContextParallelConfig, share: Share) -> Result<Self> {
+    pub fn new(
+        stream: &Stream,
+        arena: &Arena,
+        member: &Member,
+        config: ContextParallelConfig,
+        share: Share,
+        has_gradients: bool,
+    ) -> Result<Self> {
         let (local, attention) = (Local::new(&config, share), config.attention);
         let kernel = ArrivingAttention::new(&stream.device().runtime(), attention)?;
         let tokens = local.tokens[1] * local.packed.key_heads;
@@ -123,9 +141,10 @@ impl<T: ContextElement> Fused<T> {
         let table: Vec<u32> =
             (0..sections.count()).flat_map(|section| (0..chunks).map(move |chunk| (section, chunk))).map(|(s, c)| flag(s, c)).collect();
         let table = Buffer::from_slice(stream, &table)?;
+        let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &config, share)?) } else { None };
         let (arena, member, out) = (arena.clone(), member.clone(), stream.device().urgent_stream()?);
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
-        Ok(Self { config, local, arena, member, kernel, gathered, places, sections, ready, free, table, out, is_open })
+        Ok(Self { config, local, arena, member, kernel, gradients, gathered, places, sections, ready, free, table, out, is_open })
     }
 
     /// Before the first pass: nothing lies at the other ranks. Meets all ranks.
@@ -141,6 +160,8 @@ impl<T: ContextElement> Fused<T> {
     /// Before the first pass: fills the keys of other ranks with NaN, in stream order. Later ones may have put those of the next pass already; what was read is
     /// [discarded](SymmetricBuffer::discard) after each pass.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        // Slots are written only after keys have arrived.
+        self.gradients.iter().try_for_each(|gradients| gradients.spoil(stream))?;
         let is_open = lock(&self.is_open);
         if *is_open { Ok(()) } else { self.places.iter().try_for_each(|place| place.spoil(stream)) }
     }
@@ -149,25 +170,64 @@ impl<T: ContextElement> Fused<T> {
         &self.out
     }
 
-    pub fn kernel(&self) -> &'static str {
-        self.kernel.kernel()
+    /// The kernel of a pass.
+    pub fn kernel(&self, direction: Direction) -> &'static str {
+        match (direction, &self.gradients) {
+            (Direction::Backward, Some(gradients)) => gradients.kernel(),
+            _ => self.kernel.kernel(),
+        }
     }
 
-    /// Bytes of keys and values of all ranks.
-    pub fn memory(&self) -> u64 {
+    /// Bytes of keys and values of all ranks, and of the slots.
+    pub fn memory(&self, passes: &[Direction]) -> u64 {
+        let slots = self.gradients.as_ref().filter(|_| passes.contains(&Direction::Backward)).map_or(0, FusedGradients::bytes);
+        self.key_bytes() + slots
+    }
+
+    fn key_bytes(&self) -> u64 {
         self.places.iter().map(Scratch::bytes).sum()
     }
 
-    /// Bytes that this rank receives.
-    pub fn received(&self) -> u64 {
+    /// Bytes that this rank receives: keys, and gradients of its own ones in `f32`.
+    pub fn received(&self, direction: Direction) -> u64 {
         let Share { rank, world, .. } = self.local.share;
-        let chunks: usize = world.ranks().filter(|owner| *owner != rank).map(|owner| self.seen(owner, rank).count()).sum();
-        self.memory() / self.config.partition.chunks(world) * chunks as u64
+        let others = || world.ranks().filter(|other| *other != rank);
+        let count = |chunks: usize| self.key_bytes() / self.config.partition.chunks(world) * chunks as u64;
+        let keys = count(others().map(|owner| self.seen(owner, rank).count()).sum());
+        match direction {
+            Direction::Forward => keys,
+            Direction::Backward => keys + count(others().map(|reader| self.seen(rank, reader).count()).sum()) * 4 / size_of::<T>() as u64,
+        }
     }
 
     /// Rows of a chunk.
-    fn chunk(&self) -> u64 {
+    pub(super) fn chunk(&self) -> u64 {
         self.config.attention.keys / self.config.partition.chunks(self.local.share.world)
+    }
+
+    /// The chunks of this rank and the flags of the others'.
+    pub(super) fn arriving(&self) -> ArrivingChunks<'_> {
+        ArrivingChunks {
+            rows: self.chunk(),
+            own: self.chunks_of(self.local.share.rank).map(|(_, number)| number),
+            section: self.sections.first,
+            flags: self.table.view(),
+            own_apart: self.own_apart(),
+        }
+    }
+
+    /// All keys and values, of so many batches: those of a tensor of the rank's.
+    pub(super) fn all(&self, own: &[Heads<'_, T>; 2], batches: u64) -> Result<[Heads<'_, T>; 2]> {
+        let keys = self.config.attention.keys;
+        let (places, layout) = (&self.places, self.config.attention.layout);
+        let natural = |at: usize| {
+            let ([_, _, of_row, size], view) = (own[at].shape(), places[at].view());
+            match layout {
+                Layout::Sbhd => Heads::sbhd(view, [batches, keys, of_row, size]),
+                Layout::Bshd | Layout::Packed => Heads::bshd(view, [batches, keys, of_row, size]),
+            }
+        };
+        Ok([natural(0)?, natural(1)?])
     }
 
     /// Whether own keys are read where the caller has them: no block of keys has some of another chunk.
@@ -220,45 +280,39 @@ impl<T: ContextElement> Fused<T> {
         };
         let out = local.rows_mut("ContextParallel, out", out, local.given.whole_result())?;
         Error::check_length("ContextParallel, log_sum_exp", local.packed.queries * local.packed.heads, log_sum_exp.len())?;
-        let AttentionConfig { layout, batches, keys, .. } = self.config.attention;
-        let batches = if layout == Layout::Sbhd { 1 } else { batches };
-        let natural = |place: &'a Scratch<T>, tensor: &Heads<'_, T>| {
-            let [_, _, of_row, size] = tensor.shape();
-            Heads::bshd(place.view(), [batches, keys, of_row, size])
-        };
-        let gathered = [natural(&self.places[0], &own[0])?, natural(&self.places[1], &own[1])?];
-        let arriving = ArrivingChunks {
-            rows: self.chunk(),
-            own: self.chunks_of(local.share.rank).map(|(_, number)| number),
-            section: self.sections.first,
-            flags: self.table.view(),
-            own_apart: self.own_apart(),
-        };
+        // Batches of sbhd are heads here.
+        let AttentionConfig { layout, batches, .. } = self.config.attention;
+        let gathered = self.all(&own, if layout == Layout::Sbhd { 1 } else { batches })?;
+        let arriving = self.arriving();
         let mut kernel = self.kernel.bind(stream, ArrivingTensors { q, own, gathered, out, log_sum_exp, arriving })?;
-        Ok(Bound::new(move |stream| {
-            let mut gathered = lock(&self.gathered);
-            check_captures(stream, &self.out)?;
-            self.arena.check()?;
-            let done = self.enqueue(stream, &mut gathered, own, &mut kernel);
-            if let Err(error) = &done
-                && !stream.is_capturing()
-            {
-                // The others go on with this pass, which did not come about here. What is returned is why.
-                let _ = self.arena.abort(&format!("{WHAT}: {error}"));
-            }
-            done
-        }))
+        Ok(Bound::new(move |stream| self.pass(stream, |gathered| self.exchange(stream, gathered, own, |waits| kernel(stream, waits)))))
     }
 }
 
 /// One pass.
 impl<T: ContextElement> Fused<T> {
-    fn enqueue(
+    /// Enqueues a pass, which holds the lock. One that fails ends the arena: the others go on with it.
+    pub(super) fn pass(&self, stream: &Stream, enqueue: impl FnOnce(&mut [SymmetricBuffer<T>; 2]) -> Result<()>) -> Result<()> {
+        let mut gathered = lock(&self.gathered);
+        check_captures(stream, &self.out)?;
+        self.arena.check()?;
+        let done = enqueue(&mut gathered);
+        if let Err(error) = &done
+            && !stream.is_capturing()
+        {
+            // What is returned is why.
+            let _ = self.arena.abort(&format!("{WHAT}: {error}"));
+        }
+        done
+    }
+
+    /// Puts own keys at the others while `kernel` waits for theirs, and then says that they were read.
+    pub(super) fn exchange(
         &self,
         stream: &Stream,
         gathered: &mut [SymmetricBuffer<T>; 2],
         own: [Heads<'_, T>; 2],
-        kernel: &mut Waiting<'_>,
+        kernel: impl FnOnce(WaitsArgument<'_>) -> Result<()>,
     ) -> Result<()> {
         // After the caller's work so far, also on memory whose uses the runtime does not know.
         self.out.wait(&stream.mark()?)?;
@@ -268,7 +322,7 @@ impl<T: ContextElement> Fused<T> {
         // Before the launch that waits for what others put: queues of the device may be shared.
         self.put(gathered, own)?;
         let flags = self.awaited();
-        kernel(stream, self.ready.waits(stream, &flags)?)?;
+        kernel(self.ready.waits(stream, &flags)?)?;
         // Later work may write the keys again, and a capture ends on one stream.
         stream.wait(&self.out.mark()?)?;
         if stream.0.runtime.kind() == Kind::Emulated {

@@ -12,6 +12,7 @@
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
 //! | `fp8`, `fp8_gathered`, `fp8_traded` | attention of 8 bits, of gathered codes, or of traded ones |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
+//! | `fused`, `fused_gradients` | a pass in one launch, which waits for keys |
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
 //! | `lane`, `lane_numbers`, `carrier` | tensors, and numbers, on their way, and by what they travel |
@@ -36,6 +37,7 @@ mod fp8;
 mod fp8_gathered;
 mod fp8_traded;
 mod fused;
+mod fused_gradients;
 mod gathered;
 mod head_group;
 mod lane;

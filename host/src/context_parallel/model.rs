@@ -22,8 +22,7 @@ struct Rates {
     /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
     groups: f64,
     ends: f64,
-    /// The time of the kernel that waits for keys over that of one device's, and the seconds until its first keys are there.
-    waiting: f64,
+    /// The seconds until the first keys are there for which a kernel waits.
     start: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
@@ -41,7 +40,6 @@ const HOPPER: Rates = Rates {
     heads: 90e9,
     groups: 1.02,
     ends: 0.45e-3,
-    waiting: 1.02,
     start: 40e-6,
     beside: 0.5,
     memory: 4.2e12,
@@ -143,8 +141,10 @@ impl ContextParallelConfig {
             }
             // Keys arrive while those that came before are attended to.
             Schedule::Fused => {
-                let (compute, wire) = (whole * HOPPER.waiting, received / HOPPER.copies);
-                Time { compute, exposed: if ranks == 1 { 0.0 } else { (wire - compute).max(0.0) + HOPPER.start } }
+                // Gradients of keys are stored for each rank, and read when they are added up.
+                let sums = [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
+                let wire = received / HOPPER.copies;
+                Time { compute: whole + sums, exposed: if ranks == 1 { 0.0 } else { (wire - whole).max(0.0) + HOPPER.start } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };

@@ -72,6 +72,8 @@ pub(super) struct Means {
     pub grid: bool,
     /// Whether kernels on the device can wait for keys.
     pub waits: bool,
+    /// Whether the ranks are all of the arena's, whose memory lies in one range of addresses.
+    pub contiguous: bool,
 }
 
 impl Means {
@@ -167,9 +169,12 @@ impl ContextParallelConfig {
         };
         match schedule {
             Schedule::Auto => None,
-            Schedule::Fused if direction == Direction::Backward => Some("it is a forward pass: leave the backward pass to auto".to_owned()),
             Schedule::Fused if !means.waits => Some("kernels that wait for keys need sm_90: take gather or pull".to_owned()),
-            Schedule::Fused => fused::why_not::<bf16>(self).or_else(no_memory),
+            Schedule::Fused => fused::why_not::<bf16>(self, direction, world).or_else(no_memory).or_else(|| {
+                let why =
+                    "gradients go to all ranks of an arena in one range of addresses: take a team of all ranks, and vmm, or all-to-all";
+                (direction == Direction::Backward && !means.contiguous).then(|| why.to_owned())
+            }),
             Schedule::Ring if !means.messages => Some(no_messages()),
             Schedule::Ring => None,
             Schedule::Pull => no_memory(),
@@ -211,7 +216,7 @@ mod tests {
     use super::*;
     use crate::attention::Mask;
 
-    const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false };
+    const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false, contiguous: false };
 
     fn config(queries: u64, heads: u64, key_heads: u64) -> ContextParallelConfig {
         let mask = Mask::CausalBottomRight;

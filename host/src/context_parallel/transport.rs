@@ -61,13 +61,10 @@ impl<'t> Transport<'t> {
     }
 
     pub(super) fn means(&self) -> Means {
-        Means {
-            messages: self.messages.is_some(),
-            room: self.memory.map(|(arena, _)| arena.room()),
-            held: None,
-            grid: self.grid.is_some(),
-            waits: false,
-        }
+        let contiguous =
+            self.memory.is_some_and(|(arena, member)| arena.capabilities().contiguous && member.team().size() == arena.world());
+        let room = self.memory.map(|(arena, _)| arena.room());
+        Means { messages: self.messages.is_some(), room, held: None, grid: self.grid.is_some(), waits: false, contiguous }
     }
 
     /// The same without the memory.

@@ -111,9 +111,16 @@ impl<'a> Batch<'a> {
     #[track_caller]
     pub fn clear(mut self, flags: &Flags, flag: u32, from: Rank) -> Result<Self> {
         let word = self.arena.0.word_of(flags.channel(flag)?, from)?;
-        self.operations.push(Operation::Word(self.arena.0.wait_for_no_verdict(Location::caller()), None));
+        self = self.answered();
         self.operations.push(Operation::Word(self.arena.0.reset(word, Location::caller()), None));
         Ok(self)
+    }
+
+    /// Later work of the stream is done only if every wait of the kernels before it was answered: what it would tell other ranks of is garbage otherwise.
+    #[track_caller]
+    pub(crate) fn answered(mut self) -> Self {
+        self.operations.push(Operation::Word(self.arena.0.wait_for_no_verdict(Location::caller()), None));
+        self
     }
 
     /// As [`Peer::put`]. Puts that follow each other are done in any order, all of them before what is named after them.

@@ -7,6 +7,7 @@ use oxtile::num::{bf16, f16};
 use crate::context_case::{Case, Element};
 use crate::context_parallel::{BASE, all};
 use crate::context_ranks::Ranks;
+use crate::support::is_long;
 use crate::whole_attention::Results;
 
 /// Every world, layout and mask; heads that share keys, and sections of several heads.
@@ -70,6 +71,28 @@ fn bits_of<T: Element>(case: &Case) -> bool {
     case.world().ranks().zip(fused.results_in::<T>(&whole).unwrap()).all(same)
 }
 
+/// Both passes in one launch each: gradients against the whole, in every world, and those of queries with the bits of one device. Chunks are blocks of 128 keys.
+#[test]
+fn both_passes() {
+    let config = |ranks: u64, attention| {
+        Case::new(ranks as u32, AttentionConfig { queries: 256 * ranks, keys: 256 * ranks, ..attention }).by(Schedule::Fused)
+    };
+    let sizes = || [64, 128].into_iter().flat_map(|head_size| [Mask::Full, Mask::CausalBottomRight].map(|mask| (head_size, mask)));
+    let small = [(Layout::Bshd, 1), (Layout::Bshd, 2), (Layout::Sbhd, 2)].into_iter().flat_map(|(layout, batches)| {
+        let attention = AttentionConfig { layout, batches, heads: 4, key_heads: 2, ..BASE };
+        sizes().flat_map(move |(head_size, mask)| [1, 2].map(|ranks| config(ranks, AttentionConfig { head_size, mask, ..attention })))
+    });
+    let many = sizes().flat_map(|(head_size, mask)| [3, 4, 8].map(|ranks| config(ranks, AttentionConfig { head_size, mask, ..BASE })));
+    all(small.chain(many.filter(|case| is_long() || case.ranks < 8)));
+    for case in [config(2, BASE), config(2, AttentionConfig { head_size: 128, mask: Mask::Full, ..BASE })] {
+        let whole = case.whole();
+        let one = Case { ranks: 1, ..case.clone().by(Schedule::AllToAll) }.results_of(&whole).unwrap();
+        for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+            assert!(found.grad_q == case.of_rank(rank, &one[0]).grad_q, "{case:?}, {rank}");
+        }
+    }
+}
+
 /// What it does not take is refused by name, with what to take instead.
 #[test]
 fn what_is_not_taken_is_refused() {
@@ -80,6 +103,7 @@ fn what_is_not_taken_is_refused() {
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     };
     let of = |attention| ContextParallelConfig::new(attention).by(Schedule::Fused);
+    let forward = |attention| ContextParallelConfig { backward: Schedule::Ring, ..of(attention) };
     let window = Window { left: Some(5), right: None };
     refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window"]);
     refused(of(AttentionConfig { sink: Sink::OffByOne, ..BASE }), true, ["fused", "sink"]);
@@ -89,6 +113,7 @@ fn what_is_not_taken_is_refused() {
     refused(of(AttentionConfig { kernels: Kernels::Portable, ..BASE }), true, ["fused", "Portable"]);
     refused(of(AttentionConfig { queries: 0, keys: 0, ..BASE }), true, ["fused", "nothing to attend to"]);
     refused(ContextParallelConfig { partition: Partition::Contiguous, ..of(BASE) }, true, ["fused", "zigzag"]);
-    refused(of(BASE), false, ["fused", "Transport::symmetric"]);
-    refused(ContextParallelConfig { backward: Schedule::Fused, ..of(BASE) }, true, ["fused", "forward pass"]);
+    refused(forward(BASE), false, ["fused", "Transport::symmetric"]);
+    refused(of(BASE), true, ["fused", "chunks are of 12 rows"]);
+    refused(of(AttentionConfig { queries: 512, keys: 512, head_size: 192, ..BASE }), true, ["fused", "gradients"]);
 }

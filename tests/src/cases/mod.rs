@@ -9,6 +9,7 @@
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
 //! | `attention_heads` | tensors with strides, and parts of them |
+//! | `attention_arriving` | attention of a rank whose keys arrive while the kernel runs |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; heads above 128; any GPU |
@@ -30,6 +31,7 @@ mod adamw;
 mod amax;
 mod approximate;
 mod attention;
+mod attention_arriving;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_limits;
@@ -122,6 +124,7 @@ pub fn all() -> Vec<Case> {
         attention::cases(),
         attention_backward::cases(),
         attention_backward_general::cases(),
+        attention_arriving::cases(),
         attention_backward_limits::cases(),
         attention_backward_portable::cases(),
         attention_backward_wide::cases(),

@@ -42,7 +42,7 @@ pub(super) fn map(device: &Device, tensor: &Elements<bf16>, rows: u64, box_rows:
     upload(device, &map)
 }
 
-fn upload(device: &Device, map: &TensorMap) -> Elements<u64> {
+pub(super) fn upload(device: &Device, map: &TensorMap) -> Elements<u64> {
     let bytes = tensor_map::encode(map).expect("a map within the limits");
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     device.upload("map", &words)

@@ -134,7 +134,14 @@ fn reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
         ["k_sum", "v_sum"].map(|name| device.upload::<f32>(name, &vec![0.5_f32.to_bits(); (KEYS * SIZE) as usize]));
     macro_rules! parts {
         () => {
-            KeyPartsArgument { values: partials.view_mut(), splits: SPLITS, key_blocks: key_blocks as u32 }
+            KeyPartsArgument {
+                values: partials.view_mut(),
+                splits: SPLITS,
+                heads: 1,
+                key_blocks: key_blocks as u32,
+                split_step: key_blocks as u32,
+                head_step: SPLITS * key_blocks as u32,
+            }
         };
     }
     device.launch::<AttentionBackwardReduce<bf16, 64>>(AttentionBackwardReduceArgs { parts: parts!(), gradients, heads: 1 })?;

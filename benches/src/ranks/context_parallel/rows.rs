@@ -40,8 +40,8 @@ pub fn rows(size: Size, world: u32) -> Vec<Row> {
     }
     let heads = [[16, 16], [32, 8]];
     let short = 32 << 10;
-    let long =
-        [(short, heads[0]), (LONG, heads[0]), (short, heads[1]), (LONG, heads[1]), (8 << 10, heads[1])].map(|(tokens, heads)| dense(tokens, heads, 128));
+    let long = [(short, heads[0]), (LONG, heads[0]), (short, heads[1]), (LONG, heads[1]), (8 << 10, heads[1])]
+        .map(|(tokens, heads)| dense(tokens, heads, 128));
     let packed = heads
         .into_iter()
         .flat_map(|heads| [true, false].map(|is_causal| Row { is_causal, sequences: Some(SEQUENCES), ..dense(short, heads, 128) }));

@@ -1,0 +1,271 @@
+//! Gradients of a rank's attention to keys that arrive while its kernel runs, for [context parallelism](crate::context_parallel).
+
+use std::sync::Arc;
+
+use oxtile_kernels::attention::{
+    ArrivingKeysArgument, ArrivingRowsArgument, AttentionBackwardArriving as Main, AttentionBackwardArrivingArgs as MainArgs,
+    AttentionBackwardConvert as Convert, AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare,
+    AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs,
+    BACKWARD_KEYS, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument, Mask as Seen, Missing, SlotsArgument,
+    partial_elements,
+};
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::arrivals::WaitsArgument;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::num::{Float, bf16, f16};
+use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+
+use super::arriving::{ArrivingChunks, ArrivingElement};
+use super::backward::BackwardElement;
+use super::backward_blocks::{BlockArguments, Blocks, map_mut};
+use super::backward_choice::BackwardKernel;
+use super::backward_deltas::ResultRows;
+use super::config::{AttentionConfig, Mask};
+use super::heads::by_head;
+use super::table::{Load, rows};
+use crate::choice::{Entry, Table};
+use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::tensor::{Heads, HeadsMut, TensorMap, Uploads};
+
+/// The gradients of a whole sequence's attention by one of its ranks.
+pub(crate) struct ArrivingBackward<T: ArrivingGradients> {
+    /// Of the whole.
+    config: AttentionConfig,
+    entry: &'static Entry<BackwardKernel, BindBackward<T>>,
+    bind: BindBackward<T>,
+}
+
+/// The tensors of a rank, of `[batches, rows, heads, size]`, and those of all ranks.
+pub(crate) struct ArrivingBackwardTensors<'a, T> {
+    /// Queries, keys and values.
+    pub own: [Heads<'a, T>; 3],
+    /// All keys and values.
+    pub gathered: [Heads<'a, T>; 2],
+    /// The result, and its gradient.
+    pub results: [Heads<'a, T>; 2],
+    pub log_sum_exp: DeviceView<'a, f32>,
+    /// Of queries, keys and values.
+    pub gradients: [HeadsMut<'a, T>; 3],
+    pub arriving: ArrivingChunks<'a>,
+    pub slots: SlotPlaces,
+}
+
+/// Where gradients of keys lie that ranks give to one another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotPlaces {
+    pub ranks: u64,
+    /// This one.
+    pub rank: u64,
+    /// Elements from a slot at one rank to that at the next.
+    pub step: u64,
+}
+
+/// The launches of a pass, in the order of the fields.
+#[doc(hidden)]
+pub struct BoundArriving<'a> {
+    /// Computes gradients while keys arrive; the view is of this rank's slots at all ranks. What is called then tells their owners, before gradients of queries are rounded.
+    pub(crate) multiply: Multiply<'a>,
+    /// Adds up what all ranks have stored in the slots here.
+    pub(crate) add: Add<'a>,
+}
+
+type Multiply<'a> = Box<dyn FnMut(&Stream, WaitsArgument<'_>, DeviceViewMut<'_, f32>, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'a>;
+type Add<'a> = Box<dyn FnMut(&Stream, DeviceViewMut<'_, f32>) -> Result<()> + Send + 'a>;
+
+/// Binds tensors to loaded kernels.
+#[doc(hidden)]
+pub type BindBackward<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<BoundArriving<'a>> + Send + Sync>;
+
+/// What is bound.
+#[doc(hidden)]
+pub struct Binding<'s, 'a, T> {
+    stream: &'s Stream,
+    config: AttentionConfig,
+    tensors: ArrivingBackwardTensors<'a, T>,
+}
+
+/// An element for which there are kernels of gradients that wait for keys.
+pub trait ArrivingGradients: ArrivingElement + BackwardElement {
+    /// The kernels, which have the tiles of those of dense tensors.
+    #[doc(hidden)]
+    const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<Self>>;
+}
+
+/// Elements of a slot, which has gradients of so many key heads of a rank with so many rows.
+pub(crate) const fn slot_elements(key_heads: u64, rows: u64, head_size: u64) -> u64 {
+    key_heads * (rows / BACKWARD_KEYS as u64) * partial_elements(head_size)
+}
+
+impl AttentionConfig {
+    /// The kernel of one device for these gradients, if another one with its tiles waits for keys, in chunks of so many rows.
+    ///
+    /// # Errors
+    /// Why there is none: what one device takes.
+    pub(crate) fn arriving_backward<T: ArrivingGradients>(&self, chunk: u64) -> Result<BackwardKernel, String> {
+        self.arriving::<T>()?;
+        if !chunk.is_multiple_of(BACKWARD_KEYS as u64) {
+            return Err(format!("chunks are of {chunk} rows: its kernel takes multiples of {BACKWARD_KEYS}"));
+        }
+        let (_, choice) = self.decide_backward::<T>(None).map_err(|error| error.to_string())?;
+        match choice.decision {
+            decision @ BackwardKernel::Dense { .. } => Ok(decision),
+            _ => Err(format!("no kernel of gradients that waits for keys has what is asked for: {}", choice.why)),
+        }
+    }
+}
+
+impl<T: ArrivingGradients> ArrivingBackward<T> {
+    /// Loads the kernels of a whole sequence's gradients.
+    pub fn new(runtime: &Runtime, config: AttentionConfig, chunk: u64) -> Result<Self> {
+        let decision = config.arriving_backward::<T>(chunk).map_err(|why| Error::Invalid { what: "AttentionConfig", why })?;
+        let entry = Entry::find(T::ARRIVING_BACKWARD, &decision)?;
+        Ok(Self { config, entry, bind: (entry.load)(runtime)? })
+    }
+
+    /// The main kernel's name.
+    pub fn kernel(&self) -> &'static str {
+        self.entry.name
+    }
+
+    /// Binds tensors; makes tensor maps and the memory that the pass needs in between, in stream order.
+    pub fn bind<'a>(&self, stream: &Stream, tensors: ArrivingBackwardTensors<'a, T>) -> Result<BoundArriving<'a>> {
+        (self.bind)(Binding { stream, config: self.config, tensors })
+    }
+}
+
+type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> =
+    (Loaded<Main<T, D, QUERIES, SPAN, MASKED>>, Loaded<Prepare<T, D>>, Loaded<Reduce<T, D>>, Loaded<Convert<T, D, QUERIES, SPAN>>);
+
+fn load_with<K, T>(
+    runtime: &Runtime,
+    bind: for<'s, 'a> fn(Arc<K>, Binding<'s, 'a, T>) -> Result<BoundArriving<'a>>,
+) -> Result<BindBackward<T>>
+where
+    K: Load + Send + Sync + 'static,
+    T: ArrivingGradients,
+{
+    let kernels = Arc::new(K::load(runtime)?);
+    Ok(Box::new(move |binding| bind(Arc::clone(&kernels), binding)))
+}
+
+/// Which keys the queries of both chunks see, and the blocks of queries between them.
+fn seen(config: &AttentionConfig, [first, second]: [u64; 2], chunk: u64, block: u64) -> (Seen, Missing) {
+    let [first, second, chunk, block] = [first, second, chunk, block].map(|size| size as u32);
+    if config.mask == Mask::Full {
+        return (Seen::full(2 * chunk, config.keys as u32), Missing { begin: u32::MAX, count: 0 });
+    }
+    let last = (first * chunk) as i32;
+    let mask = Seen { queries: (second - first + 1) * chunk, keys: (second + 1) * chunk, first: -FAR, last };
+    (mask, Missing { begin: chunk / block, count: (second - first - 1) * chunk / block })
+}
+
+fn bind<'a, T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(
+    kernels: Arc<Kernels<T, D, QUERIES, SPAN, MASKED>>,
+    Binding { stream, config, tensors }: Binding<'_, 'a, T>,
+) -> Result<BoundArriving<'a>>
+where
+    T: ArrivingGradients + RegisterElement + StoredElement + Float,
+    Columns<D>: MatrixColumns,
+    Columns<QUERIES>: MatrixColumns,
+    Columns<SPAN>: MatrixColumns,
+    Prepare<T, D>: Kernel,
+    Main<T, D, QUERIES, SPAN, MASKED>: Kernel,
+    Reduce<T, D>: Kernel,
+    Convert<T, D, QUERIES, SPAN>: Kernel,
+{
+    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, arriving, slots } = tensors;
+    let ArrivingChunks { rows: chunk, own, section: first_section, flags, own_apart } = arriving;
+    let [batches, rows, heads, _] = q.shape();
+    let key_heads = own_k.shape()[2];
+    let [out, grad_out] = results;
+    let of_rank = AttentionConfig { queries: rows, keys: rows, ..config };
+    let result = ResultRows::new(&of_rank, out, grad_out)?;
+    if !result.is_whole() {
+        let why = "there are gaps between batches, but the kernel that sums rows takes them without: copy the tensor".to_owned();
+        return Err(Error::Invalid { what: "ContextParallel, out and grad_out", why });
+    }
+    let mut uploads = Uploads::default();
+    let counts = [batches * heads, rows.div_ceil(QUERIES as u64)];
+    let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, [q, grad_out, k, v], None, by_head, counts, None)?;
+    let own_k = TensorMap::with(&mut uploads, stream, own_k.view(), by_head(own_k.layout()))?;
+    let own_v = TensorMap::with(&mut uploads, stream, own_v.view(), by_head(own_v.layout()))?;
+    let [grad_q, grad_k, grad_v] = gradients;
+    let mut grad_q = map_mut(&mut uploads, stream, grad_q, by_head)?;
+    let ([k_first, k_second], [v_first, v_second]) = (grad_k.split_rows(chunk)?.into(), grad_v.split_rows(chunk)?.into());
+    let mut halves = Vec::new();
+    for (k, v) in [(k_first, v_first), (k_second, v_second)] {
+        halves.push((map_mut(&mut uploads, stream, k, by_head)?, map_mut(&mut uploads, stream, v, by_head)?));
+    }
+    uploads.copy(stream)?;
+    let (mask, missing) = seen(&config, own, chunk, QUERIES as u64);
+    let section = config.section_of_keys(size_of::<T>() as u64, true);
+    let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
+    let (of_chunk, all_heads, of_slot) =
+        (chunk / BACKWARD_KEYS as u64, batches * key_heads, slot_elements(batches * key_heads, rows, D as u64));
+    // Of the second chunk the ranks after its owner see nothing, if there is a mask.
+    let parts = [slots.ranks, if config.mask == Mask::Full { slots.ranks } else { slots.rank + 1 }];
+    let [batches, heads, key_heads] = [batches, heads, key_heads].map(|size| size as u32);
+    let tile_heads = KeyHeads { batches, heads: key_heads, group: heads / key_heads, splits: 1, step: 0 };
+    let multiply_kernels = Arc::clone(&kernels);
+    let multiply: Multiply<'a> = Box::new(move |stream, waits, values, given| {
+        let (main, prepare, _, convert) = &*multiply_kernels;
+        let ResultRows { out, grad_out, heads: of_row, rows: count, .. } = result;
+        let statistics = blocks.statistics();
+        prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: of_row, rows: count })?;
+        let WaitsArgument { lines, first: first_line, patience } = waits;
+        let waits = WaitsArgument { lines, first: first_line, patience };
+        let BlockArguments { tensors, sums, counter, .. } = blocks.arguments();
+        let [first, second] = own.map(|chunk| chunk as u32);
+        let (chunk, step, ranks) = (chunk as u32, slots.step, slots.ranks as u32);
+        let problem = ArrivingRowsArgument {
+            tensors,
+            own_k: own_k.view(),
+            own_v: own_v.view(),
+            sums,
+            slots: SlotsArgument { values, step, ranks },
+            heads: tile_heads,
+            mask,
+            missing,
+            arriving: ArrivingKeysArgument { chunk, padded: chunk, first, second, section: first_section, flags, waits, own_apart },
+            order: KeyOrderArgument { counter, section, ordered: true },
+            scale: scale_log2,
+        };
+        main.launch(stream, MainArgs { problem })?;
+        given()?;
+        let BlockArguments { sums, .. } = blocks.arguments();
+        convert.launch(stream, ConvertArgs { sums, grad_q: grad_q.view_mut(), heads, scale })
+    });
+    let add: Add<'a> = Box::new(move |stream, mut values| {
+        let (_, _, reduce, _) = &*kernels;
+        for ((at, (k, v)), splits) in (0..).zip(&mut halves).zip(parts) {
+            let half = at * of_slot / 2;
+            let end = half + (splits - 1) * of_slot + of_slot / 2;
+            let parts = KeyPartsArgument {
+                values: values.slice_mut(half, end),
+                splits: splits as u32,
+                heads: all_heads as u32,
+                key_blocks: of_chunk as u32,
+                split_step: (2 * all_heads * of_chunk) as u32,
+                head_step: of_chunk as u32,
+            };
+            let gradients = KeyGradientsArgument { k: k.view_mut(), v: v.view_mut() };
+            reduce.launch(stream, ReduceArgs { parts, gradients, heads: key_heads })?;
+        }
+        Ok(())
+    });
+    Ok(BoundArriving { multiply, add })
+}
+
+macro_rules! elements {
+    ($($t:ident)*) => { $(
+        impl ArrivingGradients for $t {
+            const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<$t>> = &[rows! { BackwardKernel:
+                [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true>: bind::<$t, 64, 128, 64, true>;
+                [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true>: bind::<$t, 128, 64, 64, true>;
+                [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false>: bind::<$t, 128, 80, 80, false>;
+            }];
+        }
+    )* };
+}
+
+elements! { bf16 f16 }

@@ -1,0 +1,126 @@
+//! The backward pass in one launch ([`fused`](super::fused)): keys arrive as in the forward pass, and gradients of keys go straight to their owner's slots.
+
+use std::sync::Mutex;
+
+use super::config::ContextParallelConfig;
+use super::element::ContextElement;
+use super::fused::Fused;
+use super::memory::Scratch;
+use crate::attention::{
+    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, GradientTarget, Gradients, Inputs, SlotPlaces, slot_elements,
+};
+use crate::runtime::runtime::lock;
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
+use crate::symmetric::{Arena, Flags, SymmetricBuffer};
+use crate::tensor::HeadsMut;
+use crate::thd::Share;
+
+/// What the backward pass has beside the forward pass.
+pub(super) struct FusedGradients<T: ContextElement> {
+    kernel: ArrivingBackward<T>,
+    /// A slot for each rank, by their numbers in the team. Locked while a pass is enqueued.
+    slots: Mutex<SymmetricBuffer<f32>>,
+    /// The same memory, as kernels of this rank read it.
+    place: Scratch<f32>,
+    /// Elements of a slot.
+    slot: u64,
+    given: Flags,
+}
+
+/// Elements of a rank's slot.
+pub(super) fn slot_of(config: &ContextParallelConfig, ranks: u64) -> u64 {
+    let attention = &config.attention;
+    slot_elements(attention.batches * attention.key_heads, attention.keys / ranks, attention.head_size)
+}
+
+impl<T: ContextElement> FusedGradients<T> {
+    /// Takes memory of the arena, and loads the kernels.
+    pub fn take(stream: &Stream, arena: &Arena, config: &ContextParallelConfig, share: Share) -> Result<Self> {
+        let (ranks, attention) = (u64::from(share.world.get()), config.attention);
+        let kernel = ArrivingBackward::new(&stream.device().runtime(), attention, attention.keys / config.partition.chunks(share.world))?;
+        let slot = slot_of(config, ranks);
+        let slots = arena.buffer::<f32>(ranks * slot)?;
+        // SAFETY: the same elements; the runtime is told of the uses of either as of one.
+        let place = Scratch::of(unsafe { Buffer::of(std::sync::Arc::clone(slots.local().memory()), slots.len()) });
+        let given = arena.flags("gradients of keys", 1)?;
+        Ok(Self { kernel, slots: Mutex::new(slots), place, slot, given })
+    }
+
+    pub fn kernel(&self) -> &'static str {
+        self.kernel.kernel()
+    }
+
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.place.bytes()
+    }
+
+    /// Fills the slots with NaN, in stream order.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        self.place.spoil(stream)
+    }
+}
+
+impl<T: ContextElement> Fused<T> {
+    /// Binds tensors of this rank, of the layout and the rows that the configuration says.
+    pub fn bind_backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
+        let Some(of) = &self.gradients else { unreachable!("a backward pass that is fused has memory for it") };
+        let (given, share) = (&self.local.given, self.local.share);
+        let BackwardInputs { forward: Inputs { q, k, v, .. }, out, log_sum_exp, grad_out } = inputs;
+        let ([of_q, of_k, of_v], of_out) = (given.whole_inputs(), given.whole_result());
+        let q = q.shaped("ContextParallel, q", of_q)?;
+        let own = [k.shaped("ContextParallel, k", of_k)?, v.shaped("ContextParallel, v", of_v)?];
+        // Rows that are put count as those of all batches; these are checked for it.
+        let rows = [self.local.rows("ContextParallel, k", own[0], of_k)?, self.local.rows("ContextParallel, v", own[1], of_v)?];
+        let results = [out.shaped("ContextParallel, out", of_out)?, grad_out.shaped("ContextParallel, grad_out", of_out)?];
+        Error::check_length("ContextParallel, log_sum_exp", self.local.packed.queries * self.local.packed.heads, log_sum_exp.len())?;
+        let Gradients { q: grad_q, k: grad_k, v: grad_v, sink } = gradients;
+        if sink.is_some() {
+            let why = "the configuration has no sink: leave its gradient out".to_owned();
+            return Err(Error::Invalid { what: "ContextParallel, gradients of sink", why });
+        }
+        let gradients = [
+            rounded("ContextParallel, gradients of q", grad_q)?.shaped("ContextParallel, gradients of q", of_q)?,
+            rounded("ContextParallel, gradients of k", grad_k)?.shaped("ContextParallel, gradients of k", of_k)?,
+            rounded("ContextParallel, gradients of v", grad_v)?.shaped("ContextParallel, gradients of v", of_v)?,
+        ];
+        let (ranks, rank) = (u64::from(share.world.get()), u64::from(share.rank.index()));
+        let step = lock(&of.slots).contiguous()?.stride();
+        let tensors = ArrivingBackwardTensors {
+            own: [q, own[0], own[1]],
+            gathered: self.all(&own, given.batches)?,
+            results,
+            log_sum_exp,
+            gradients,
+            arriving: self.arriving(),
+            slots: SlotPlaces { ranks, rank, step },
+        };
+        let mut bound = of.kernel.bind(stream, tensors)?;
+        Ok(Bound::new(move |stream| {
+            self.pass(stream, |gathered| {
+                let mut slots = lock(&of.slots);
+                let mut mine = slots.contiguous_mut()?.slice(rank * of.slot..(rank + 1) * of.slot)?;
+                let tell = || {
+                    let batch = self.arena.batch(stream).answered();
+                    self.member.others_in_world().try_fold(batch, |batch, owner| batch.set(&of.given, 0, owner))?.enqueue()
+                };
+                self.exchange(stream, gathered, rows, |waits| {
+                    // SAFETY: the kernel stores in this rank's slots alone, those of the slice.
+                    let view = unsafe { mine.view_mut(stream) }?;
+                    (bound.multiply)(stream, waits, view, &tell)
+                })?;
+                let all = self.arena.batch(stream);
+                self.member.others_in_world().try_fold(all, |batch, from| batch.take_back(&of.given, 0, from))?.enqueue()?;
+                (bound.add)(stream, of.place.lend())
+            })
+        }))
+    }
+}
+
+/// A gradient of the inputs' type.
+fn rounded<'a, T>(what: &'static str, target: GradientTarget<'a, T>) -> Result<HeadsMut<'a, T>> {
+    match target {
+        GradientTarget::Rounded(tensor) => Ok(tensor),
+        _ => Err(Error::Invalid { what, why: "ranks add gradients up themselves: give Gradients::new".to_owned() }),
+    }
+}

@@ -1,0 +1,226 @@
+//! Attention of a rank whose keys arrive while its kernel runs: the bits of one device, whichever chunk comes when.
+//!
+//! A world of one rank stands for a rank of two: streams put the chunks of the other one into place, each with its flag, once the kernel waits for the first.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask};
+use oxtile::symmetric::{Pitched, Rows};
+use oxtile::tensor::{Strided, TensorMap, TensorMapMut};
+use oxtile::{Buffer, Result, Runtime};
+use oxtile_kernels::attention::*;
+use oxtile_tests::inputs::Random;
+use oxtile_tile::arch::{Columns, MatrixColumns};
+use oxtile_tile::launch::Kernel;
+use oxtile_tile::num::{bf16, f16};
+use oxtile_tile::register_tile::{RegisterElement, StoredElement};
+
+use super::attention::Operand;
+use super::gathered_product::Rank;
+use crate::case::{Case, Outcome, Size, equal, text};
+
+/// Rows of a chunk, of which there are four.
+const CHUNK: u64 = 128;
+const CHUNKS: u64 = 4;
+const TOKENS: u64 = CHUNKS * CHUNK;
+
+macro_rules! instances {
+    ($cases:ident: $($t:ident $d:literal $v:literal $keys:literal $roles:ident;)*) => { $(
+        // Chunks 0 and 3 are the last rank's to see and the first one's; a mask hides chunk 3 from the rank that has chunks 1 and 2.
+        for (rank, first) in [(0, 1), (1, 2)] {
+            let name = |mask: &str| format!("attention_arriving::{}::{}x{}::{mask}::rank {rank}", stringify!($t), $d, $v);
+            let size = if stringify!($t) == "bf16" || rank == 1 { Size::Small } else { Size::Twin };
+            let job = Job { rank, heads: 2, first };
+            $cases.push(Case::new(name("full"), size, move |runtime| check::<$t, $d, $v, $keys, $roles, ArrivingFull, false>(runtime, job)));
+            $cases.push(Case::new(name("causal"), size, move |runtime| check::<$t, $d, $v, $keys, $roles, ArrivingCausal, true>(runtime, job)));
+        }
+    )* };
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    instances! { cases:
+        bf16 64 64 128 Narrow; bf16 128 128 128 Pair; bf16 192 128 128 Wide; bf16 256 256 80 Wide;
+        f16 64 64 128 Narrow; f16 128 128 128 Pair; f16 192 128 128 Wide; f16 256 256 80 Wide;
+    }
+    cases
+}
+
+/// Whose tokens, how many heads, and how many of the first section.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    rank: u64,
+    heads: u64,
+    first: u64,
+}
+
+/// Queries, keys and values of the whole sequence, `[tokens, heads, size]`.
+struct Whole<T> {
+    tensors: [Vec<T>; 3],
+    sizes: [u64; 3],
+}
+
+fn check<T, const D: usize, const V: usize, const KEYS: usize, G, P, const CAUSAL: bool>(runtime: &Runtime, job: Job) -> Outcome
+where
+    T: Operand + RegisterElement + StoredElement,
+    G: WarpgroupRoles,
+    P: Policy<Of<T, D, V, KEYS> = Arriving<T, D, V, KEYS, CAUSAL>>,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+    AttentionForward<T, D, V, KEYS, G, P>: Kernel,
+{
+    let Job { rank, heads, .. } = job;
+    let mut random = Random::new(rank + D as u64);
+    let sizes = [D, D, V].map(|size| size as u64);
+    let tensors = sizes.map(|size| {
+        (0..TOKENS * heads * size)
+            .map(|_| <T as Operand>::of(<T as Operand>::FORMAT.encode(f64::from(random.normal()) / 2.0) as u16))
+            .collect()
+    });
+    let whole = Whole { tensors, sizes };
+    // The case has its turn first: a kernel that is loaded while another case's waits makes the driver wait for that one.
+    let ranks = text(Rank::new(runtime, Duration::from_secs(30)))?;
+    let kernel = text(runtime.load::<AttentionForward<T, D, V, KEYS, G, P>>())?;
+    text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
+    let (out, log_sum_exp) = text(attend(&ranks, &kernel, job, &whole))?;
+    let one = || -> Result<(Vec<T>, Vec<f32>)> {
+        let mask = if CAUSAL { Mask::CausalBottomRight } else { Mask::Full };
+        let (head_size, value_size) = (D as u64, Some(V as u64));
+        let config = AttentionConfig {
+            queries: TOKENS,
+            keys: TOKENS,
+            heads,
+            key_heads: heads,
+            head_size,
+            value_size,
+            mask,
+            ..AttentionConfig::default()
+        };
+        let config = AttentionConfig { key_parts: Some(1), ..config };
+        let [q, k, v] = whole.tensors.each_ref().map(|tensor| Buffer::from_slice(&ranks.compute, tensor));
+        let (q, k, v) = (q?, k?, v?);
+        let found = Attention::<T>::new(runtime, config)?.attend(&ranks.compute, Inputs::new(q.view(), k.view(), v.view()))?;
+        Ok((found.out.to_vec(&ranks.compute)?, found.log_sum_exp.to_vec(&ranks.compute)?))
+    };
+    let (whole_out, whole_log) = text(one())?;
+    let token = |row: u64| if row < CHUNK { rank * CHUNK + row } else { (CHUNKS - 1 - rank) * CHUNK + row - CHUNK };
+    let width = heads * V as u64;
+    let rows = (0..2 * CHUNK).flat_map(|row| (token(row) * width)..(token(row) + 1) * width);
+    let expected: Vec<u64> = rows.map(|at| whole_out[at as usize].bits().into()).collect();
+    equal("out", &out.into_iter().map(|x| x.bits().into()).collect::<Vec<u64>>(), &expected).map_err(|why| format!("{job:?}: {why}"))?;
+    let logs = (0..heads).flat_map(|head| (0..2 * CHUNK).map(move |row| head * TOKENS + token(row)));
+    let expected: Vec<u64> = logs.map(|at| whole_log[at as usize].to_bits().into()).collect();
+    equal("log_sum_exp", &log_sum_exp.into_iter().map(|x| x.to_bits().into()).collect::<Vec<u64>>(), &expected)
+        .map_err(|why| format!("{job:?}: {why}"))?;
+    text(ranks.close())
+}
+
+/// Attention of the rank's queries while the other one's keys arrive, the last section first.
+fn attend<T, const D: usize, const V: usize, const KEYS: usize, G, P, const CAUSAL: bool>(
+    ranks: &Rank,
+    kernel: &oxtile::Loaded<AttentionForward<T, D, V, KEYS, G, P>>,
+    Job { rank, heads, first }: Job,
+    whole: &Whole<T>,
+) -> Result<(Vec<T>, Vec<f32>)>
+where
+    T: Operand + RegisterElement + StoredElement,
+    G: WarpgroupRoles,
+    P: Policy<Of<T, D, V, KEYS> = Arriving<T, D, V, KEYS, CAUSAL>>,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+    AttentionForward<T, D, V, KEYS, G, P>: Kernel,
+{
+    let Rank { arena, compute, out: streams, gate, .. } = ranks;
+    let (me, own) = (arena.rank(), [rank, CHUNKS - 1 - rank]);
+    // Whole blocks of keys are read where the rank has them; else its own keys lie among the others from the beginning.
+    let own_apart = CHUNK.is_multiple_of(KEYS as u64);
+    let part = |tensor: &[T], size: u64| -> Vec<T> {
+        let chunk = |number: u64| tensor[(number * CHUNK * heads * size) as usize..((number + 1) * CHUNK * heads * size) as usize].to_vec();
+        own.into_iter().flat_map(chunk).collect()
+    };
+    let [q, k, v] = [0, 1, 2].map(|at| Buffer::from_slice(compute, &part(&whole.tensors[at], whole.sizes[at])));
+    let (q, k, v) = (q?, k?, v?);
+    let sources = [Buffer::from_slice(compute, &whole.tensors[1])?, Buffer::from_slice(compute, &whole.tensors[2])?];
+    let mut gathered = [arena.buffer::<T>(sources[0].len())?, arena.buffer::<T>(sources[1].len())?];
+    // A block that has keys of several chunks has some of those that are hidden: they come too, and are masked.
+    let is_seen = |chunk: &u64| !own.contains(chunk) && (*chunk < own[1] || !CAUSAL || !own_apart);
+    let others: Vec<u64> = (0..CHUNKS).filter(is_seen).collect();
+    let sections = u64::from(sections_of(heads as u32, first as u32));
+    let flags = arena.flags("keys", (sections * CHUNKS) as u32 + streams.len() as u32)?;
+    let of = |section: u64, chunk: u64| (section * CHUNKS + chunk) as u32;
+    let listed = |place: u64| if others.contains(&(place % CHUNKS)) { flags.index(place as u32, me) } else { PRESENT };
+    let listed = Buffer::from_slice(compute, &(0..sections * CHUNKS).map(listed).collect::<Vec<u32>>())?;
+    let rows = |chunk: u64, heads_of: std::ops::Range<u64>, size: u64| {
+        let place = Pitched { start: (chunk * CHUNK * heads + heads_of.start) * size, pitch: heads * size };
+        Rows { count: CHUNK, width: (heads_of.end - heads_of.start) * size, from: place, to: place }
+    };
+    for ((all, source), size) in gathered.iter_mut().zip(&sources).zip(&whole.sizes[1..]) {
+        let len = all.len();
+        all.discard(compute, 0..len)?;
+        if !own_apart {
+            own.iter().try_for_each(|chunk| all.peer(me)?.put_rows(compute, source, rows(*chunk, 0..heads, *size)))?;
+        }
+    }
+    let mut result = Buffer::<T>::named(compute, "out", 2 * CHUNK * heads * V as u64)?;
+    let mut log_sum_exp = Buffer::<f32>::named(compute, "log_sum_exp", 2 * CHUNK * heads)?;
+    let mut counter = Buffer::<u32>::zeros(compute, 1)?;
+    let by_chunk = |size: usize| {
+        let row = heads * size as u64;
+        Strided { shape: [2, heads, CHUNK, size as u64], strides: [CHUNK * row, size as u64, row, 1] }
+    };
+    let natural = |size: usize| {
+        let row = heads * size as u64;
+        Strided { shape: [1, heads, TOKENS, size as u64], strides: [TOKENS * row, size as u64, row, 1] }
+    };
+    let q = TensorMap::strided(compute, q.view(), by_chunk(D))?;
+    let own_maps = (TensorMap::strided(compute, k.view(), by_chunk(D))?, TensorMap::strided(compute, v.view(), by_chunk(V))?);
+    let [all_k, all_v] = &gathered;
+    let maps =
+        (TensorMap::strided(compute, all_k.local().view(), natural(D))?, TensorMap::strided(compute, all_v.local().view(), natural(V))?);
+    let mut of_out = TensorMapMut::strided(compute, result.view_mut(), by_chunk(V))?;
+    compute.synchronize()?;
+    let gates = (sections * CHUNKS) as u32;
+    let mut awaited = Vec::new();
+    for (at, stream) in streams.iter().enumerate() {
+        arena.batch(stream).take_back(&flags, gates + at as u32, me)?.enqueue()?;
+        let pieces = (0..sections).rev().flat_map(|section| others.iter().map(move |chunk| (section, *chunk)));
+        for (section, chunk) in pieces.filter(|(section, chunk)| (section + chunk) as usize % streams.len() == at) {
+            let heads_of = if section == 0 { 0..first } else { first << (section - 1)..(first << section).min(heads) };
+            for ((all, source), size) in gathered.iter().zip(&sources).zip(&whole.sizes[1..]) {
+                all.peer(me)?.put_rows(stream, source, rows(chunk, heads_of.clone(), *size))?;
+            }
+            arena.batch(stream).set(&flags, of(section, chunk), me)?.enqueue()?;
+            awaited.push((of(section, chunk), me));
+        }
+    }
+    let waits = flags.waits(compute, &awaited)?;
+    let problem = ArrivingArgument {
+        q: q.view(),
+        own: KeyMapsArgument { k: own_maps.0.view(), v: own_maps.1.view() },
+        gathered: KeyMapsArgument { k: maps.0.view(), v: maps.1.view() },
+        target: RoundedArgument { out: of_out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
+        shape: Shape { batches: 1, heads: heads as u32, group: 1, queries: 2 * CHUNK as u32, keys: TOKENS as u32 },
+        arriving: ArrivingKeysArgument {
+            chunk: CHUNK as u32,
+            padded: CHUNK as u32,
+            first: own[0] as u32,
+            second: own[1] as u32,
+            section: first as u32,
+            flags: listed.view(),
+            waits,
+            own_apart,
+        },
+        order: TileOrderArgument { counter: counter.view_mut(), section: 1 },
+        scale: ((D as f64).powf(-0.5) * std::f64::consts::LOG2_E) as f32,
+    };
+    kernel.launch(compute, AttentionForwardArgs { problem, marker: PhantomData })?;
+    (0..streams.len() as u32).try_fold(arena.batch(gate), |batch, at| batch.set(&flags, gates + at, me))?.enqueue()?;
+    awaited.iter().try_fold(arena.batch(compute), |batch, (flag, from)| batch.clear(&flags, *flag, *from))?.enqueue()?;
+    drop(of_out);
+    let found = (result.to_vec(compute)?, log_sum_exp.to_vec(compute)?);
+    streams.iter().chain([gate]).try_for_each(oxtile::Stream::synchronize)?;
+    Ok(found)
+}
