@@ -1,12 +1,15 @@
-//! Attention of a rank whose keys arrive while its kernel runs: the bits of one device, whichever chunk comes when.
+//! Attention of a rank whose keys arrive while its kernel runs: the bits of one device, whichever chunk comes when; and its gradients.
 //!
 //! A world of one rank stands for a rank of two: streams put the chunks of the other one into place, each with its flag, once the kernel waits for the first.
 
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Mask};
-use oxtile::symmetric::{Pitched, Rows};
+use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs};
+use oxtile::comm::{self, HostRank, Team, WorldSize};
+use oxtile::context_parallel::{ContextElement, ContextParallel, ContextParallelConfig, Schedule, Transport};
+use oxtile::runtime::Kind;
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName, Pitched, Rows};
 use oxtile::tensor::{Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Result, Runtime};
 use oxtile_kernels::attention::*;
@@ -17,7 +20,7 @@ use oxtile_tile::num::{bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::attention::Operand;
-use super::gathered_product::Rank;
+use super::gathered_product::{Rank, turn};
 use crate::case::{Case, Outcome, Size, equal, text};
 
 /// Rows of a chunk, of which there are four.
@@ -44,7 +47,66 @@ pub fn cases() -> Vec<Case> {
         bf16 64 64 128 Narrow; bf16 128 128 128 Pair; bf16 192 128 128 Wide; bf16 256 256 80 Wide;
         f16 64 64 128 Narrow; f16 128 128 128 Pair; f16 192 128 128 Wide; f16 256 256 80 Wide;
     }
+    macro_rules! gradients {
+        ($($t:ident $d:literal;)*) => { $(
+            for (name, mask) in [("full", Mask::Full), ("causal", Mask::CausalBottomRight)] {
+                let of = format!("attention_arriving::gradients::{}::{}::{name}", stringify!($t), $d);
+                cases.push(Case::new(of, Size::Small, move |runtime| gradients::<$t>(runtime, $d, mask)));
+            }
+        )* };
+    }
+    gradients! { bf16 64; bf16 128; f16 64; f16 128; }
     cases
+}
+
+/// A rank alone, whose keys are all its own, by the kernels that would wait for others: gradients with the bits of one device.
+fn gradients<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mask: Mask) -> Outcome {
+    let (rows, heads) = (2 * CHUNK, 2);
+    let attention = AttentionConfig { queries: rows, keys: rows, heads, key_heads: heads, head_size, mask, ..AttentionConfig::default() };
+    let attention = AttentionConfig { key_parts: Some(1), ..attention };
+    let config = ContextParallelConfig::new(attention).by(Schedule::Fused);
+    let mut random = Random::new(head_size);
+    let mut values = || -> Vec<T> {
+        let value = |_| <T as Operand>::of(<T as Operand>::FORMAT.encode(f64::from(random.normal()) / 2.0) as u16);
+        (0..rows * heads * head_size).map(value).collect()
+    };
+    let inputs = [(); 4].map(|()| values());
+    let _turn = turn(runtime);
+    let all = || -> Result<[Vec<Vec<T>>; 2]> {
+        let device = runtime.device(0)?;
+        let rank = HostRank::threads(std::slice::from_ref(&device))?.remove(0);
+        let backend = if runtime.kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
+        let bytes = config.arena_bytes(WorldSize::ONE, 2);
+        let arena = Arena::open(&rank, ArenaOptions { backend, bytes, ..ArenaOptions::default() })?;
+        let member = Team::all(WorldSize::ONE).member(comm::Rank::ZERO).expect("of the world");
+        let stream = device.stream()?;
+        let [q, k, v, grad] = inputs.each_ref().map(|values| Buffer::from_slice(&stream, values));
+        let (q, k, v, grad) = (q?, k?, v?, grad?);
+        let tensor = || Buffer::<T>::named(&stream, "a result", rows * heads * head_size);
+        let forward = || Inputs::new(q.view(), k.view(), v.view());
+        let alone = Attention::<T>::new(runtime, attention)?.attend(&stream, forward())?;
+        let [mut grad_q, mut grad_k, mut grad_v] = [tensor()?, tensor()?, tensor()?];
+        let inputs = |out, log_sum_exp| BackwardInputs { forward: forward(), out, log_sum_exp, grad_out: grad.view().into() };
+        let backward = AttentionBackward::<T>::new(runtime, attention, Order::Deterministic)?;
+        let gradients = Gradients::new(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut());
+        backward.bind(&stream, inputs(alone.out.view().into(), alone.log_sum_exp.view()), gradients)?.run(&stream)?;
+        let expected = [&alone.out, &grad_q, &grad_k, &grad_v].into_iter().map(|of| of.to_vec(&stream)).collect::<Result<_>>()?;
+        let operation = ContextParallel::<T>::new(&stream, Transport::symmetric(&arena, &member), config)?;
+        let (mut out, mut log_sum_exp) = (tensor()?, Buffer::<f32>::named(&stream, "log_sum_exp", rows * heads)?);
+        let [mut grad_q, mut grad_k, mut grad_v] = [tensor()?, tensor()?, tensor()?];
+        operation.bind_forward(&stream, forward(), Outputs::new(out.view_mut(), log_sum_exp.view_mut()))?.run(&stream)?;
+        let gradients = Gradients::new(grad_q.view_mut(), grad_k.view_mut(), grad_v.view_mut());
+        operation.bind_backward(&stream, inputs(out.view().into(), log_sum_exp.view()), gradients)?.run(&stream)?;
+        let found = [&out, &grad_q, &grad_k, &grad_v].into_iter().map(|of| of.to_vec(&stream)).collect::<Result<_>>()?;
+        drop(operation);
+        arena.close()?.finish()?;
+        rank.close()?;
+        Ok([expected, found])
+    };
+    let [expected, found] = text(all())?;
+    let bits = |values: Vec<T>| values.into_iter().map(|x| Operand::bits(x).into()).collect::<Vec<u64>>();
+    let pairs = expected.into_iter().zip(found).zip(["out", "gradient of q", "gradient of k", "gradient of v"]);
+    pairs.into_iter().try_for_each(|((expected, found), name)| equal(name, &bits(found), &bits(expected)))
 }
 
 /// Whose tokens, how many heads, and how many of the first section.
