@@ -60,6 +60,8 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
     let mut ends = Vec::new();
     for step in 1..=options.steps {
         let published = Published::of(&set)?;
+        // The first micro-batch replaces the gradients of the step before, and the others add to its.
+        gradients.replace_grads(stream)?;
         for _ in batches.clone() {
             let (tokens, targets) = data.next().expect("a micro-batch of each step");
             model.run(&published, &mut chain, &gradients, (&tokens, &targets))?;
@@ -68,7 +70,6 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
         let mut updating = set.update(stream)?;
         optimizer.step(stream, step, &gradients, &mut updating)?;
         updating.publish()?;
-        gradients.zero_grads(stream)?;
         if step >= WARM_UP {
             ends.push(stream.record()?);
         }

@@ -28,6 +28,16 @@ fn every_world_and_element() {
     }
 }
 
+/// Steps that replace the main gradients leave nothing of those before, eager and in graphs.
+#[test]
+fn a_step_may_replace_what_was_there() {
+    for ranks in 1..=3 {
+        for calls in [Calls::Eager, Calls::Captured, Calls::Mixed] {
+            Case { replaces: true, ..Case::new(ranks, calls) }.run::<bf16, Bf16>().unwrap();
+        }
+    }
+}
+
 #[test]
 fn one_weight_and_formats_that_pad() {
     for calls in [Calls::Eager, Calls::Captured, Calls::Mixed] {

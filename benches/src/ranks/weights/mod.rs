@@ -50,8 +50,10 @@ pub enum By {
     Scatter,
     /// The products of gradients alone.
     GradientProducts,
-    /// Products of gradients that are scattered.
+    /// Products of gradients that are scattered, and added to main gradients.
     ScatterStep,
+    /// The same, which replace the main gradients.
+    ReplaceStep,
     /// NCCL's reduce-scatters alone.
     ReduceScatter,
     /// Products of gradients, and NCCL's reduce-scatter of the one before beside each.
@@ -77,7 +79,8 @@ pub enum Waited {
 impl By {
     /// Whether it is of gradients, and not of passes.
     pub fn is_of_gradients(self) -> bool {
-        matches!(self, Self::Scatter | Self::GradientProducts | Self::ScatterStep | Self::ReduceScatter | Self::ReduceScatterStep)
+        use By::{GradientProducts, ReduceScatter, ReduceScatterStep, ReplaceStep, Scatter, ScatterStep};
+        matches!(self, Scatter | GradientProducts | ScatterStep | ReplaceStep | ReduceScatter | ReduceScatterStep)
     }
 }
 
@@ -149,7 +152,12 @@ fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
 fn gradients(world: u32, size: Size) -> Comparison {
     let layers = size.pick(Layers::LLAMA, Layers::TINY);
     let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: 1 } };
-    let mut sides = vec![side("step", By::ScatterStep), side(PRODUCTS, By::GradientProducts), side(SCATTERS, By::Scatter)];
+    let mut sides = vec![
+        side("step", By::ScatterStep),
+        side("step that replaces", By::ReplaceStep),
+        side(PRODUCTS, By::GradientProducts),
+        side(SCATTERS, By::Scatter),
+    ];
     if size == Size::Full {
         sides.extend([side("step, NCCL reduce-scatters", By::ReduceScatterStep), side("NCCL reduce-scatters alone", By::ReduceScatter)]);
     }
