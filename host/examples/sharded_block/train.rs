@@ -48,7 +48,7 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
     let gradients = GradientScatter::<f32>::new::<F>(stream, &arena, &member, trained, GradientConfig::default())?;
     let mut chain = Chain::new(stream, &set, &ChainConfig::new(&set, Model::order(&set))?)?;
     let mut model = Model::new(stream, shape, &set, tokens, (&arena, &member))?;
-    let mut optimizer = Optimizer::new(stream, &set, parts)?;
+    let mut optimizer = Optimizer::new(stream, &set, shape.width(), parts)?;
     let mut losses = Vec::new();
     // All of it before the first step: a copy from the host waits for the stream.
     let all = (1..=options.steps).flat_map(|step| batches.clone().map(move |batch| (step, batch)));
