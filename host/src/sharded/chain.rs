@@ -1,10 +1,12 @@
 //! The order in which passes use weights, and the memory in which whole weights are.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::format::{Parts, WeightFormat};
 use super::layout::{Entry, aligned};
+use super::mode::{Captured, Eager, Mode};
 use super::plane::Extent;
 use super::set::ShardSet;
 use super::slots::SlotPlan;
@@ -57,7 +59,10 @@ pub(super) enum ChainPass {
 
 /// Weights in the order in which passes use them, and slots of memory for whole weights. Every weight has one slot for every pass, so graphs may hold passes; a chain allocates
 /// nothing after it was made. Ranks need not make the same chains: a pull involves no other rank.
-pub struct Chain<F: WeightFormat> {
+///
+/// Its type says whether its passes are enqueued ([`Eager`], made by [`new`](Self::new)) or in graphs ([`Captured`], made by [`captured`](Chain::captured)): a chain is one of both, so that no
+/// replay meets an eager pass in its slots. A model that has both makes two chains, which may take turns in any order.
+pub struct Chain<F: WeightFormat, M: Mode = Eager> {
     pub(super) set: u64,
     pub(super) passes: Arc<[Vec<Position<F>>; 2]>,
     pub(super) slots: Vec<Buffer<u8>>,
@@ -66,6 +71,7 @@ pub struct Chain<F: WeightFormat> {
     /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
     pub(super) own: Stream,
     plan: SlotPlan,
+    mode: PhantomData<fn() -> M>,
 }
 
 /// Where the whole weights of a chain are: the same at every pass. Made by [`Chain::places`].
@@ -128,12 +134,33 @@ pub(super) struct Position<F: WeightFormat> {
 }
 
 impl<F: WeightFormat> Chain<F> {
-    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls.
+    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls. Its passes are enqueued.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set, a weight by columns that is not cast by columns, a chain of no weights, and for more memory than the configuration has, with the
     /// distance that fits; as [`Buffer::uninitialised`] and [`Device::urgent_stream`](crate::Device::urgent_stream).
     pub fn new(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
+        Self::make(stream, set, config)
+    }
+}
+
+impl<F: WeightFormat> Chain<F, Captured> {
+    /// The same for passes that are in graphs: they begin and end inside of [`Graph::capture`](crate::Graph::capture).
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub fn captured(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
+        Self::make(stream, set, config)
+    }
+
+    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.pulls, &self.own]
+    }
+}
+
+impl<F: WeightFormat, M: Mode> Chain<F, M> {
+    fn make(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
         let passes = positions(set, config)?;
         let whole = |parts: &Vec<Part<'_, F>>| parts.iter().map(|part| part.entry.whole_bytes(part.plane)).sum();
         let bytes = passes.each_ref().map(|pass| pass.iter().map(whole).collect::<Vec<u64>>());
@@ -147,12 +174,7 @@ impl<F: WeightFormat> Chain<F> {
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
         let [pulls, own] = [stream.device().urgent_stream()?, stream.device().urgent_stream()?];
-        Ok(Self { set: set.id, passes, slots, pulls, own, plan })
-    }
-
-    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn streams(&self) -> [&Stream; 2] {
-        [&self.pulls, &self.own]
+        Ok(Self { set: set.id, passes, slots, pulls, own, plan, mode: PhantomData })
     }
 
     /// The graph that is captured, of which both streams are part, or none.
@@ -287,7 +309,7 @@ fn place<F: WeightFormat>(set: &ShardSet<F>, part: &Part<'_, F>, first: u64, mem
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Chain<F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Chain<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.passes.each_ref().map(|pass| pass.iter().map(|position| position.name.as_str()).collect::<Vec<_>>());
         f.debug_struct("Chain").field("forward", &names[0]).field("backward", &names[1]).field("plan", &self.plan).finish_non_exhaustive()

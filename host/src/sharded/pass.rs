@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::chain::{Chain, ChainPass, Position};
 use super::format::WeightFormat;
 use super::memory::{lend, write_access};
+use super::mode::{Eager, Mode};
 use super::set::ShardSet;
 use super::step::Published;
 use super::weight::WeightId;
@@ -17,10 +19,10 @@ use crate::runtime::{Error, Event, Result, Stream};
 
 /// A pass over the weights of a chain, in their order. Made by [`Published::forward`](super::Published::forward) and [`backward`](super::Published::backward).
 ///
-/// A pass that is dropped before its end gives up; the next one begins anew. A pass begins and ends inside of one capture, or outside of all.
-pub struct Pass<'p, F: WeightFormat> {
+/// A pass that is dropped before its end gives up; the next one begins anew. A pass of a [captured](super::Captured) chain begins and ends inside of one capture, and that of an [eager](Eager) one outside of all.
+pub struct Pass<'p, F: WeightFormat, M: Mode = Eager> {
     set: &'p ShardSet<F>,
-    chain: &'p Chain<F>,
+    chain: &'p Chain<F, M>,
     pass: ChainPass,
     /// The number of the graph that holds the pass; none where it is done at once.
     capture: Option<u64>,
@@ -30,8 +32,8 @@ pub struct Pass<'p, F: WeightFormat> {
     pulled: VecDeque<Event>,
 }
 
-impl<'p, F: WeightFormat> Pass<'p, F> {
-    pub(super) fn begin(published: &'p Published<'_, F>, chain: &'p mut Chain<F>, pass: ChainPass) -> Result<Self> {
+impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
+    pub(super) fn begin(published: &'p Published<'_, F>, chain: &'p mut Chain<F, M>, pass: ChainPass) -> Result<Self> {
         let set = published.set;
         if chain.set != set.id {
             let why = "the chain is of another set: make it of this one".to_owned();
@@ -49,6 +51,10 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
             // The graph has the pass alone: at each replay there must be something to pull.
             (None, Some(captured)) => captured.keep(Arc::clone(&set.readable) as Arc<dyn Owner>),
             _ => {}
+        }
+        if M::IS_CAPTURED && capture.is_none() {
+            let why = "the chain is for graphs: begin its passes inside Graph::capture, or make it by Chain::new".to_owned();
+            return Err(Error::Invalid { what: "Published", why });
         }
         let mut pass = Self { set, chain, pass, capture, taken: 0, pulled: VecDeque::new() };
         (0..pass.distance().min(pass.positions().len())).try_for_each(|_| pass.pull())?;
@@ -90,7 +96,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
     /// # Errors
     /// [`Error::Invalid`] if the chain has another weight next, or none, with the names of both; [`Error::NotCapturable`](crate::Error::NotCapturable) if only a part of the pass is captured; what
     /// ended the arena; an error of the driver.
-    pub fn take<'a>(&'a mut self, weight: WeightId, compute: &Stream) -> Result<Gathered<'a, F>> {
+    pub fn take<'a>(&'a mut self, weight: WeightId, compute: &Stream) -> Result<Gathered<'a, F, M>> {
         let Some(position) = self.positions().get(self.taken) else {
             return Err(invalid(format!("the pass has no weight after {}: {}", self.last(), self.wanted(weight))));
         };
@@ -101,7 +107,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         if captures != [self.capture; 2] {
             return Err(Error::NotCapturable {
                 what: "a part of a pass",
-                mend: "name the stream of the computation and Chain::streams to Graph::capture, and begin and finish the pass inside",
+                mend: "make the chain by Chain::captured, name Chain::streams and the stream of the computation to Graph::capture, and begin and finish the pass inside",
             });
         }
         if self.pulled.is_empty() {
@@ -116,7 +122,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         if self.distance() > 0 {
             self.pull()?;
         }
-        Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: std::marker::PhantomData })
+        Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: PhantomData })
     }
 
     /// The weight that is lent next; none at the end.
@@ -165,14 +171,14 @@ fn invalid(why: String) -> Error {
 ///     Ok(())
 /// }
 /// ```
-pub struct Gathered<'a, F: WeightFormat> {
+pub struct Gathered<'a, F: WeightFormat, M: Mode = Eager> {
     tensors: &'a [F::Tensor],
     name: &'a str,
     /// No other weight is taken meanwhile.
-    pass: std::marker::PhantomData<&'a mut ()>,
+    pass: PhantomData<&'a mut M>,
 }
 
-impl<'a, F: WeightFormat> Gathered<'a, F> {
+impl<'a, F: WeightFormat, M: Mode> Gathered<'a, F, M> {
     /// The matrix, or the first expert.
     pub fn tensor(&self) -> &'a F::Tensor {
         &self.tensors[0]
@@ -189,7 +195,7 @@ impl<'a, F: WeightFormat> Gathered<'a, F> {
     }
 }
 
-impl<F: WeightFormat> Deref for Gathered<'_, F> {
+impl<F: WeightFormat, M: Mode> Deref for Gathered<'_, F, M> {
     type Target = F::Tensor;
 
     fn deref(&self) -> &F::Tensor {
@@ -197,13 +203,13 @@ impl<F: WeightFormat> Deref for Gathered<'_, F> {
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Gathered<'_, F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Gathered<'_, F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Gathered").field(&self.name).finish()
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Pass<'_, F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Pass<'_, F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pass").field("pass", &self.pass).field("taken", &self.taken).finish_non_exhaustive()
     }

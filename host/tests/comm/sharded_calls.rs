@@ -5,7 +5,9 @@ use std::time::Duration;
 use oxtile::comm::{Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::quantize::{Direction, Mxfp8 as Casts, Nvfp4 as Nvfp4Casts};
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, ShardSet, Weight, WeightFormat, WeightId};
+use oxtile::sharded::{
+    Bf16, Captured, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, ShardSet, Weight, WeightFormat, WeightId,
+};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions, FlagName, SymmetricError};
 use oxtile::{Buffer, Error, Result, Stream};
@@ -22,6 +24,16 @@ pub fn weights() -> Vec<Weight> {
 pub fn chain<F: WeightFormat>(holder: &Holder<F>, stream: &Stream, of: impl FnOnce(ChainConfig) -> ChainConfig) -> Result<Chain<F>> {
     let order = holder.set.weights().map(|(id, _)| id);
     Chain::new(stream, &holder.set, &of(ChainConfig::new(&holder.set, order)?))
+}
+
+/// One for graphs.
+pub fn captured_chain<F: WeightFormat>(
+    holder: &Holder<F>,
+    stream: &Stream,
+    of: impl FnOnce(ChainConfig) -> ChainConfig,
+) -> Result<Chain<F, Captured>> {
+    let order = holder.set.weights().map(|(id, _)| id);
+    Chain::captured(stream, &holder.set, &of(ChainConfig::new(&holder.set, order)?))
 }
 
 /// What a product would read of a weight, in bf16.
