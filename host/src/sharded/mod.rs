@@ -20,6 +20,7 @@ mod memory;
 mod mode;
 mod pass;
 mod plane;
+mod pull;
 mod set;
 mod slots;
 mod split;
@@ -31,6 +32,7 @@ pub use format::{Bf16, Fp8, Mxfp8, Nvfp4, Nvfp4Squares, WeightFormat, WideTensor
 pub use gradient::{GradientBytes, GradientConfig, GradientScatter};
 pub use mode::{Captured, Eager, Mode};
 pub use pass::{Gathered, Pass};
+pub use pull::PullStreams;
 pub use set::ShardSet;
 pub use slots::SlotPlan;
 pub use split::EqualShards;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::chain::{Chain, ChainPass, Position};
 use super::format::WeightFormat;
-use super::memory::{lend, write_access};
+use super::memory::write_access;
 use super::mode::{Eager, Mode};
 use super::set::ShardSet;
 use super::step::Published;
@@ -72,19 +72,13 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
     /// Pulls the next weight, if there is one, after what its slot was used for before.
     fn pull(&mut self) -> Result<()> {
         let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
-        let Chain { pulls, own, slots, .. } = self.chain;
-        // After the casts, and after all ranks have published: both are uses of the planes.
-        note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&slots[position.slot])])?;
-        // The own rows beside those of others, between two events: the uses above are those of both streams.
-        let is_divided = !position.others.is_empty() && !position.own.is_empty();
-        let own = if is_divided { own } else { pulls };
-        own.wait(&pulls.mark()?)?;
+        let Chain { pulls, own, second, slots, .. } = self.chain;
+        // Without one it has no copies.
+        let second = second.as_ref().unwrap_or(own);
         let (planes, slot) = (&self.set.planes, &slots[position.slot]);
-        let copied =
-            planes.get_rows_beside(own, &position.own, lend(slot)).and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
-        // Also where a copy failed: what uses the slot next comes after those that were enqueued.
-        pulls.wait(&own.mark()?)?;
-        copied?;
+        // After the casts, and after all ranks have published: both are uses of the planes.
+        note(pulls, &[planes.local().view().access("shards"), write_access(slot)])?;
+        position.lanes.enqueue(planes, slot, [pulls, own, second])?;
         self.pulled.push_back(pulls.mark()?);
         tracing::trace!(weight = position.name, slot = position.slot, bytes = position.bytes, "pulled");
         Ok(())

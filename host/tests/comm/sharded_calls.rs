@@ -6,7 +6,7 @@ use oxtile::comm::{Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::quantize::{Direction, Mxfp8 as Casts, Nvfp4 as Nvfp4Casts};
 use oxtile::sharded::{
-    Bf16, Captured, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, ShardSet, Weight, WeightFormat, WeightId,
+    Bf16, Captured, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, PullStreams, ShardSet, Weight, WeightFormat, WeightId,
 };
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions, FlagName, SymmetricError};
@@ -254,6 +254,8 @@ fn wrong_orders_are_named() {
     let other = holders::<Bf16>(&world, &weights()).remove(0);
     let mut foreign = chain(&other, stream, |config| config).unwrap();
     assert!(invalid(published.forward(&mut foreign)).contains("of another set"));
+    let text = invalid(captured_chain(&holder, stream, |config| ChainConfig { streams: PullStreams::Two, ..config }));
+    assert!(text.contains("`PullStreams::Two` is for eager chains: take `One`"), "{text}");
     let text = invalid(chain(&holder, stream, |config| ChainConfig { memory: Some(1000), ..config }));
     assert!(text.contains("1000"), "{text}");
     assert!(invalid(chain(&holder, stream, |config| ChainConfig { forward: vec![], backward: vec![], ..config })).contains("no weights"));
