@@ -44,7 +44,7 @@ fn random_chain<F: Oracle>(seed: u64) {
     let (ranks, distance, weights) = (1 + random.below(4) as u32, random.below(4) as u32, random_weights::<F>(random));
     let world = World::new(ranks, seed);
     let mut holders = holders::<F>(&world, &weights);
-    let streams = if seed % 2 == 0 { PullStreams::One } else { PullStreams::Two };
+    let streams = if seed.is_multiple_of(2) { PullStreams::One } else { PullStreams::Two };
     let of = |config| ChainConfig { distance, streams, ..config };
     let mut chains: Vec<_> = holders.iter().zip(&world.streams).map(|(holder, stream)| chain(holder, stream, of).unwrap()).collect();
     for step in 0..2 {
