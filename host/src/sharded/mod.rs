@@ -7,7 +7,8 @@
 //! | `set`, `layout`, `amaxes` | the shards of a rank; where they lie; agreement of ranks on amaxes |
 //! | `step` | the two halves of a step: values are written and published, then read |
 //! | `slots` | which piece of memory a whole weight has |
-//! | `chain`, `pass` | the order of weights in passes, and a pass that pulls them ahead |
+//! | `chain`, `mode` | the order of weights in passes, which are enqueued or in graphs |
+//! | `pass`, `pull` | a pass that pulls weights ahead, and the copies of a pull |
 //! | `gradient` | gradients that ranks compute whole, summed where their rows are owned |
 //! | `memory` | views of memory that is used in turn |
 
