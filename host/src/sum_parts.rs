@@ -80,7 +80,7 @@ where
 /// Adds parts of `In`, which is `f32` or `bf16`, scales their sum and adds it to a target: the gradients that all ranks found, to those that their owner keeps.
 ///
 /// ```
-/// use oxtile::sum_parts::AddParts;
+/// use oxtile::sum_parts::{AddParts, Before, PartApart, RankParts};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
@@ -90,8 +90,16 @@ where
 /// let mut gradient = Buffer::from_slice(&stream, &[0.5_f32, 0.25])?;
 ///
 /// // The mean of two parts of 2 elements.
-/// AddParts::new(&runtime)?.run(&stream, parts.view(), 2, 2, 0.5, gradient.view_mut())?;
+/// let add = AddParts::new(&runtime)?;
+/// add.run(&stream, parts.view(), 2, 2, 0.5, gradient.view_mut())?;
 /// assert_eq!(gradient.to_vec(&stream)?, [2.5, 3.75]);
+///
+/// // The second of three parts lies apart, and what the gradient held is not wanted.
+/// let own = Buffer::from_slice(&stream, &[10.0_f32, 20.0])?;
+/// let apart = Some(PartApart { rank: 1, part: own.view(), width: 2, pitch: 2 });
+/// let of = RankParts { parts: parts.view(), count: 3, stride: 2, apart };
+/// add.add(&stream, of, 1.0, Before::Zero, gradient.view_mut())?;
+/// assert_eq!(gradient.to_vec(&stream)?, [14.0, 27.0]);
 /// # Ok(()) }
 /// ```
 ///

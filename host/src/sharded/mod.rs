@@ -30,7 +30,7 @@ mod weight;
 
 pub use chain::{Chain, ChainConfig, Places};
 pub use format::{Bf16, Fp8, Mxfp8, Nvfp4, Nvfp4Squares, WeightFormat, WideTensor};
-pub use gradient::{GradientBytes, GradientConfig, GradientScatter};
+pub use gradient::{GradientBytes, GradientCarrier, GradientConfig, GradientScatter};
 pub use mode::{Captured, Eager, Mode};
 pub use pass::{Gathered, Pass};
 pub use pull::PullStreams;

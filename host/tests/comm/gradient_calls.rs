@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use oxtile::comm::{Team, WorldSize};
 use oxtile::num::{Float, bf16};
-use oxtile::sharded::{Bf16, GradientConfig, GradientScatter, Mxfp8, Weight, WeightId};
+use oxtile::sharded::{Bf16, GradientCarrier, GradientConfig, GradientScatter, Mxfp8, Weight, WeightId};
 use oxtile::symmetric::{ArenaOptions, SymmetricError};
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result};
 
@@ -400,6 +400,10 @@ fn bytes_are_counted() -> Result<()> {
     let all = Arenas::with(3, 1, options());
     let weights = [Weight::new("large", [7, 8]), Weight::new("small", [1, 8])];
     let gradients = GradientScatter::<bf16>::new::<Bf16>(all.stream(2), &all.arenas[2], &member(&all, 2), &weights, MEAN)?;
+    assert_eq!(gradients.carrier(), GradientCarrier::CopyEngines);
+    let alone = Arenas::with(1, 1, options());
+    let of_one = GradientScatter::<bf16>::new::<Bf16>(alone.stream(0), &alone.arenas[0], &member(&alone, 0), &weights, MEAN)?;
+    assert_eq!((of_one.carrier(), of_one.bytes().slots), (GradientCarrier::Nothing, 0));
     let bytes = gradients.bytes();
     // 3 rows of 8 a part; the last rank has one row of the first weight.
     assert_eq!((bytes.slots, bytes.buffers, bytes.main), (2 * 2 * 3 * 8 * 2, 2 * 7 * 8 * 2, 8 * 4));

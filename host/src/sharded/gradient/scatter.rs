@@ -9,7 +9,7 @@ use super::super::format::WeightFormat;
 use super::super::layout::aligned;
 use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
-use super::config::{GradientBytes, GradientConfig};
+use super::config::{GradientBytes, GradientCarrier, GradientConfig};
 use super::layout::Layout;
 use super::link::Link;
 use super::messages::Messages;
@@ -358,6 +358,15 @@ impl<E: Addend> GradientScatter<E> {
     /// The streams that send and that sum: a graph that has a step captures them too.
     pub fn streams(&self) -> [&Stream; 2] {
         [&self.send, &self.sum]
+    }
+
+    /// What carries the rows to their owners.
+    pub fn carrier(&self) -> GradientCarrier {
+        match &self.arena {
+            _ if self.is_alone() => GradientCarrier::Nothing,
+            Some(_) => GradientCarrier::CopyEngines,
+            None => GradientCarrier::Messages,
+        }
     }
 
     /// The device memory that was taken.
