@@ -208,3 +208,50 @@ impl<F: WeightFormat, M: Mode> fmt::Debug for Pass<'_, F, M> {
         f.debug_struct("Pass").field("pass", &self.pass).field("taken", &self.taken).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::comm::{EmulatedCommunicator, Team, WorldSize};
+    use crate::runtime::Runtime;
+    use crate::sharded::{Bf16, ChainConfig, Weight};
+    use crate::symmetric::{Arena, ArenaOptions};
+
+    /// On two ranks: four events are recorded and waited for, a stream is asked once whether it is captured, and there is a copy from each rank.
+    #[test]
+    fn a_pull_is_eleven_calls_of_the_driver() {
+        let (runtime, world) = (Runtime::emulated(2).unwrap(), WorldSize::new(2).unwrap());
+        let ranks = EmulatedCommunicator::world_of(&runtime, world).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
+        let weights = ["a", "b", "c", "d"].map(|name| Weight::new(name, [8, 8]));
+        let mut sets = Vec::new();
+        for (rank, stream) in ranks.iter().zip(&streams) {
+            let arena = Arena::open(rank, ArenaOptions::default()).unwrap();
+            let member = Team::all(world).member(arena.rank()).unwrap();
+            let set = ShardSet::<Bf16>::new(stream, &arena, &member, weights.to_vec()).unwrap();
+            let config = ChainConfig::new(&set, set.weights().map(|(id, _)| id)).unwrap();
+            let chain = Chain::new(stream, &set, &config).unwrap();
+            sets.push((set, chain));
+        }
+        for ((set, _), stream) in sets.iter_mut().zip(&streams) {
+            set.update(stream).unwrap().publish().unwrap();
+        }
+        let calls = || runtime.0.backend.cluster().expect("it is emulated").calls.load(Ordering::Relaxed);
+        for ((set, chain), stream) in sets.iter_mut().zip(&streams) {
+            let published = Published::of(set).unwrap();
+            for _ in 0..2 {
+                let mut pass = published.forward(chain).unwrap();
+                let ids: Vec<_> = set.weights().map(|(id, _)| id).collect();
+                pass.take(ids[0], stream).unwrap();
+                pass.take(ids[1], stream).unwrap();
+                let before = calls();
+                pass.take(ids[2], stream).unwrap();
+                assert_eq!(calls() - before, 11, "a wait for the third weight, and the pull of the fourth");
+                pass.take(ids[3], stream).unwrap();
+                pass.finish().unwrap();
+            }
+        }
+    }
+}
