@@ -167,11 +167,11 @@ fn weights_in_shards_have_all_rows() {
             ["forward pass, mxfp8, device", "waits of a forward pass, mxfp8, device", "host time of a pull, mxfp8, host"],
             ["forward pass, nvfp4, device", "waits of a forward pass, nvfp4, device", "host time of a pull, nvfp4, host"],
         ] {
-            expected.push((pass, vec!["pass", "pass, 2 ahead", "products alone", "pulls alone"]));
+            expected.push((pass, vec!["pass", "pass, 2 ahead", "pass, two streams", "products alone", "pulls alone"]));
             expected.push((waits, vec!["for the first weight", "for all others", "for all others, 2 ahead"]));
             expected.push((pull, vec!["pulls"]));
         }
-        expected.push(("gradients, bf16, device", vec!["step", "products alone", "scatters alone"]));
+        expected.push(("gradients, bf16, device", vec!["step", "step that replaces", "products alone", "scatters alone"]));
         assert_eq!(found, expected);
         assert!(records.iter().all(|record| record.sides.iter().all(|side| side.milliseconds.len() == 1)));
         // Eight pulls in a pass.

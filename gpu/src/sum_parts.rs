@@ -70,22 +70,74 @@ summed_halves!(bf16 f16);
 pub fn sum_parts<In: Summed, Out: Summed>(parts: Global<In>, sum: GlobalMut<Out>, count: u32, stride: u64) {
     let eight = |at, sums| Out::store_eight(&sum, at, sums);
     let one = |at, total| sum.store(at, Out::from_f32(total));
-    sum_elements(&parts, count, stride, [sum.start(), sum.len()], eight, one);
+    sum_elements(&Parts { all: parts, count, stride, from: 0, apart: None }, [sum.start(), sum.len()], eight, one);
 }
 
-/// `target[i] += scale * sum[i]`, where `sum[i]` is the sum of `parts[p * stride + i]` over the `count` parts, in `f32` and in the order of `p`. The product and the
-/// addition are rounded to nearest even, each by itself. The sum of no parts is 0.
+/// Where parts lie that are added to a target `[rows, width]`.
+#[derive(Clone, Copy, Debug, Parameter)]
+pub struct Places {
+    /// How many parts there are.
+    pub count: u32,
+    /// The number of the part that lies apart, where one does.
+    pub rank: u32,
+    /// Elements from one of the other parts, `[rows, width]`, to the next one.
+    pub stride: u64,
+    /// Elements of a row.
+    pub width: u64,
+    /// Elements from a row of the part that lies apart to its next row.
+    pub pitch: u64,
+}
+
+/// What a sum is added to.
+pub trait Before: 'static {
+    /// The elements that the target holds, or others.
+    fn of<const N: usize>(load: impl Fn() -> [f32; N]) -> [f32; N];
+}
+
+/// A sum is added to what the target holds.
+#[derive(Debug)]
+pub struct Kept;
+
+/// A sum is added to zero, and the target is not read.
+#[derive(Debug)]
+pub struct Zero;
+
+impl Before for Kept {
+    #[inline(always)]
+    fn of<const N: usize>(load: impl Fn() -> [f32; N]) -> [f32; N] {
+        load()
+    }
+}
+
+impl Before for Zero {
+    #[inline(always)]
+    fn of<const N: usize>(_: impl Fn() -> [f32; N]) -> [f32; N] {
+        [0.0; N]
+    }
+}
+
+/// `target[i] = before[i] + scale * sum[i]`, where `before` is what the target holds, or 0, and `sum[i]` is the sum of the elements `i` of all parts, in `f32` and in their
+/// order. The product and the addition are rounded to nearest even, each by itself. The sum of no parts is 0.
 ///
-/// Elements are read and written as by [`sum_parts`].
+/// One part may lie apart from the others, which follow one another without it: that of this rank, where a product wrote it.
+///
+/// Elements are read and written as by [`sum_parts`], where each row begins at a multiple of 16 bytes.
 #[kernel(threads = THREADS, grid = add_grid)]
-#[instances(In = [f32, bf16])]
-pub fn add_parts<In: Summed>(parts: Global<In>, target: GlobalMut<f32>, count: u32, stride: u64, scale: f32) {
-    let eight = |at, sums: [f32; ELEMENTS]| {
-        let old = <f32 as Summed>::unpack(|i| target.load_vector(at + i));
-        f32::store_eight(&target, at, core::array::from_fn(|i| old[i] + scale * sums[i]));
+#[instances(In = [f32, bf16], B = [Kept, Zero])]
+pub fn add_parts<In: Summed, B: Before>(parts: Global<In>, apart: Option<Global<In>>, target: GlobalMut<f32>, places: Places, scale: f32) {
+    let row = u64::from(block::index()[1]);
+    let at = row * places.width;
+    let apart = apart.map(|part| Apart { part, rank: places.rank, from: row * places.pitch });
+    let parts = Parts { all: parts, count: places.count, stride: places.stride, from: at, apart };
+    let eight = |i, sums: [f32; ELEMENTS]| {
+        let before = B::of(|| <f32 as Summed>::unpack(|lane| target.load_vector(at + i + lane)));
+        f32::store_eight(&target, at + i, core::array::from_fn(|i| before[i] + scale * sums[i]));
     };
-    let one = |at, total: f32| target.store(at, target.load(at) + scale * total);
-    sum_elements(&parts, count, stride, [target.start(), target.len()], eight, one);
+    let one = |i, total: f32| {
+        let [before] = B::of(|| [target.load(at + i)]);
+        target.store(at + i, before + scale * total);
+    };
+    sum_elements(&parts, [target.start() + at * 4, places.width], eight, one);
 }
 
 /// `largest[i]` is the largest of `parts[p * stride + i]` over the `count` parts, NaN left out. The largest of no parts is -inf, and so is that of NaN alone.
@@ -109,28 +161,68 @@ pub fn largest_part(parts: Global<f32>, largest: GlobalMut<f32>, count: u32, str
     }
 }
 
-/// Gives the sums of a thread's elements of a target at an address and of a length: eight that begin at a multiple of 16 bytes, or one at a time.
-#[inline(always)]
-fn sum_elements<In: Summed>(
-    parts: &Global<In>,
+/// Parts of a row of elements.
+struct Parts<In> {
+    /// All parts that do not lie apart, one after another.
+    all: Global<In>,
     count: u32,
     stride: u64,
-    [start, len]: [u64; 2],
-    eight: impl Fn(u64, [f32; ELEMENTS]),
-    one: impl Fn(u64, f32),
-) {
+    /// The first element of the row in the first part.
+    from: u64,
+    apart: Option<Apart<In>>,
+}
+
+/// A part that lies apart from the others.
+struct Apart<In> {
+    part: Global<In>,
+    rank: u32,
+    /// The first element of the row.
+    from: u64,
+}
+
+impl<In: Summed> Parts<In> {
+    /// The array with the row of a part, and where the row begins.
+    #[inline(always)]
+    fn row(&self, part: u32) -> (Global<In>, u64) {
+        let among = |number: u32| (self.all, u64::from(number) * self.stride + self.from);
+        match &self.apart {
+            Some(apart) if part == apart.rank => (apart.part, apart.from),
+            Some(apart) => among(part - u32::from(part > apart.rank)),
+            None => among(part),
+        }
+    }
+
+    /// Bits of the addresses at which the rows of all parts begin: zero where all addresses have a zero.
+    #[inline(always)]
+    fn starts(&self) -> u64 {
+        let bytes = |elements: u64| elements.wrapping_mul(size_of::<In>() as u64);
+        let apart = self.apart.as_ref().map_or(0, |apart| apart.part.start() + bytes(apart.from));
+        (self.all.start() + bytes(self.from)) | bytes(self.stride) | apart
+    }
+}
+
+/// Gives the sums of a thread's elements of a row of a target, at an address and of a length: eight that begin at a multiple of 16 bytes, or one at a time.
+#[inline(always)]
+fn sum_elements<In: Summed>(parts: &Parts<In>, [start, len]: [u64; 2], eight: impl Fn(u64, [f32; ELEMENTS]), one: impl Fn(u64, f32)) {
     let tile = u64::from(block::index()[0]) * u64::from(TILE);
     let first = tile + u64::from(thread::index() * ELEMENTS as u32);
-    // All parts begin at multiples of 16 bytes if the first one does and the distance of two is one.
-    let is_aligned = (parts.start() | start | stride.wrapping_mul(size_of::<In>() as u64)).is_multiple_of(16);
+    let is_aligned = (parts.starts() | start).is_multiple_of(16);
     if is_aligned && first + ELEMENTS as u64 <= len {
-        eight(first, add(count, |part| In::load_eight(parts, u64::from(part) * stride + first)));
+        let load = |part| {
+            let (array, row) = parts.row(part);
+            In::load_eight(&array, row + first)
+        };
+        eight(first, add(parts.count, load));
     } else {
         // The elements of a thread follow one another at the end of aligned parts, and those of the block's threads otherwise.
         let (mut at, step) = if is_aligned { (first, 1) } else { (tile + u64::from(thread::index()), u64::from(THREADS)) };
         let end = len.min(at + ELEMENTS as u64 * step);
         while at < end {
-            let [total] = add(count, |part| [parts.load(u64::from(part) * stride + at).to_f32()]);
+            let load = |part| {
+                let (array, row) = parts.row(part);
+                [array.load(row + at).to_f32()]
+            };
+            let [total] = add(parts.count, load);
             one(at, total);
             at += step;
         }
@@ -159,9 +251,20 @@ fn grid<In: Summed, Out: Summed>(args: &SumPartsArgs<'_, In, Out>, _: &DeviceLim
     Grid::cover("sum", args.sum.len(), TILE)
 }
 
-fn add_grid<In: Summed>(args: &AddPartsArgs<'_, In>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    check(args.parts.len(), args.count, args.stride, args.target.len())?;
-    Grid::cover("target", args.target.len(), TILE)
+fn add_grid<In: Summed, B: Before>(args: &AddPartsArgs<'_, In, B>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    let (elements, Places { count, rank, stride, width, pitch }) = (args.target.len(), args.places);
+    let rows = Grid::rows("target", elements, width)?.x;
+    let mut others = count;
+    if let Some(apart) = &args.apart {
+        LaunchError::check_limit("rank", u64::from(rank) + 1, count.into())?;
+        others -= 1;
+        if let Some(before) = rows.checked_sub(1) {
+            LaunchError::check_at_least("apart", u64::from(before).saturating_mul(pitch).saturating_add(width), apart.len())?;
+        }
+    }
+    check(args.parts.len(), others, stride, elements)?;
+    LaunchError::check_limit("target", rows.into(), u16::MAX.into())?;
+    Ok(Grid::xy(Grid::cover("target", width, TILE)?.x, rows))
 }
 
 fn largest_grid(args: &LargestPartArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

@@ -18,8 +18,9 @@
 //! ```
 
 use std::fmt;
+use std::marker::PhantomData;
 
-use oxtile_kernels::sum_parts::{self as kernels, AddPartsArgs, LargestPartArgs, SumPartsArgs, Summed};
+use oxtile_kernels::sum_parts::{self as kernels, AddPartsArgs, Kept, LargestPartArgs, Places, SumPartsArgs, Summed, Zero};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 
 use crate::runtime::{Device, Loaded, Result, Runtime, Stream};
@@ -79,7 +80,7 @@ where
 /// Adds parts of `In`, which is `f32` or `bf16`, scales their sum and adds it to a target: the gradients that all ranks found, to those that their owner keeps.
 ///
 /// ```
-/// use oxtile::sum_parts::AddParts;
+/// use oxtile::sum_parts::{AddParts, Before, PartApart, RankParts};
 /// use oxtile::{Buffer, Result, Runtime};
 ///
 /// # fn main() -> Result<()> {
@@ -89,29 +90,76 @@ where
 /// let mut gradient = Buffer::from_slice(&stream, &[0.5_f32, 0.25])?;
 ///
 /// // The mean of two parts of 2 elements.
-/// AddParts::new(&runtime)?.run(&stream, parts.view(), 2, 2, 0.5, gradient.view_mut())?;
+/// let add = AddParts::new(&runtime)?;
+/// add.run(&stream, parts.view(), 2, 2, 0.5, gradient.view_mut())?;
 /// assert_eq!(gradient.to_vec(&stream)?, [2.5, 3.75]);
+///
+/// // The second of three parts lies apart, and what the gradient held is not wanted.
+/// let own = Buffer::from_slice(&stream, &[10.0_f32, 20.0])?;
+/// let apart = Some(PartApart { rank: 1, part: own.view(), width: 2, pitch: 2 });
+/// let of = RankParts { parts: parts.view(), count: 3, stride: 2, apart };
+/// add.add(&stream, of, 1.0, Before::Zero, gradient.view_mut())?;
+/// assert_eq!(gradient.to_vec(&stream)?, [14.0, 27.0]);
 /// # Ok(()) }
 /// ```
 ///
 /// Memory-bound where all parts and the target begin at multiples of 16 bytes, slower otherwise. A run allocates nothing and may be captured.
-pub struct AddParts<In: Addend>(Loaded<In::Kernel>);
+pub struct AddParts<In: Addend> {
+    to_kept: Loaded<In::ToKept>,
+    to_zero: Loaded<In::ToZero>,
+}
+
+/// Parts of a target `[rows, width]`, one of each rank.
+#[derive(Clone, Copy)]
+pub struct RankParts<'a, In> {
+    /// The parts that follow one another: of all ranks, or of all but the one whose part lies apart.
+    pub parts: DeviceView<'a, In>,
+    /// How many parts there are.
+    pub count: u32,
+    /// Elements from one of [`parts`](Self::parts) to the next one.
+    pub stride: u64,
+    /// The part that lies apart.
+    pub apart: Option<PartApart<'a, In>>,
+}
+
+/// A part that lies apart from the others, in rows: as that of the rank itself, among the rows of the whole that it computed.
+#[derive(Clone, Copy)]
+pub struct PartApart<'a, In> {
+    /// Its number among all parts.
+    pub rank: u32,
+    /// Its rows.
+    pub part: DeviceView<'a, In>,
+    /// Elements of a row.
+    pub width: u64,
+    /// Elements from a row to the next one.
+    pub pitch: u64,
+}
+
+/// What a sum is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// What the target holds.
+    Kept,
+    /// Zero: the target is written, and not read. It has the bits of a target that was filled with zeros first.
+    Zero,
+}
 
 impl<In: Addend> AddParts<In> {
-    /// Loads the kernel.
+    /// Loads the kernels.
     ///
     /// # Errors
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
-        Ok(Self(runtime.load()?))
+        Ok(Self { to_kept: runtime.load()?, to_zero: runtime.load()? })
     }
 
-    /// Loads it on a device, which the first run there does else.
+    /// Loads them on a device, which the first run there does else.
     ///
     /// # Errors
     /// As [`Loaded::prepare`].
     pub fn prepare(&self, device: &Device) -> Result<()> {
-        self.0.prepare(device)
+        self.to_kept.prepare(device)?;
+        self.to_zero.prepare(device)
     }
 
     /// Enqueues `target[i] += scale * (parts[i] + parts[stride + i] + ...)`, over `count` parts, added in this order in `f32`. The product and the last addition are
@@ -128,7 +176,22 @@ impl<In: Addend> AddParts<In> {
         scale: f32,
         target: DeviceViewMut<'_, f32>,
     ) -> Result<()> {
-        self.0.launch(stream, AddPartsArgs { parts, target, count, stride, scale })
+        self.add(stream, RankParts { parts, count, stride, apart: None }, scale, Before::Kept, target)
+    }
+
+    /// The same of parts of which one may lie apart, added to what the target holds or to zero. The order of the sum is that of the parts' numbers, wherever they lie.
+    ///
+    /// # Errors
+    /// As [`SumParts::run`]; the same for a part apart whose number is none of `count`, which has too few elements, or whose rows do not divide the target, or are more than 65535.
+    pub fn add(&self, stream: &Stream, of: RankParts<'_, In>, scale: f32, before: Before, target: DeviceViewMut<'_, f32>) -> Result<()> {
+        let RankParts { parts, count, stride, apart } = of;
+        let all = Places { count, rank: 0, stride, width: target.len(), pitch: 0 };
+        let places = apart.map_or(all, |PartApart { rank, width, pitch, .. }| Places { rank, width, pitch, ..all });
+        let apart = apart.map(|apart| apart.part);
+        match before {
+            Before::Kept => self.to_kept.launch(stream, AddPartsArgs { parts, apart, target, places, scale, marker: PhantomData }),
+            Before::Zero => self.to_zero.launch(stream, AddPartsArgs { parts, apart, target, places, scale, marker: PhantomData }),
+        }
     }
 }
 
@@ -140,16 +203,21 @@ impl<In: Addend> fmt::Debug for AddParts<In> {
 
 /// An element of parts whose sum is added to a target: `f32` or `bf16`.
 pub trait Addend: Summed {
-    /// The kernel.
+    /// The kernel that adds to what the target holds.
     #[doc(hidden)]
-    type Kernel: Kernel + for<'a> Signature<Args<'a> = AddPartsArgs<'a, Self>>;
+    type ToKept: Kernel + for<'a> Signature<Args<'a> = AddPartsArgs<'a, Self, Kept>>;
+    /// The kernel that adds to zero.
+    #[doc(hidden)]
+    type ToZero: Kernel + for<'a> Signature<Args<'a> = AddPartsArgs<'a, Self, Zero>>;
 }
 
 impl<In: Summed> Addend for In
 where
-    kernels::AddParts<In>: Kernel,
+    kernels::AddParts<In, Kept>: Kernel,
+    kernels::AddParts<In, Zero>: Kernel,
 {
-    type Kernel = kernels::AddParts<In>;
+    type ToKept = kernels::AddParts<In, Kept>;
+    type ToZero = kernels::AddParts<In, Zero>;
 }
 
 /// Finds the largest of parts, number by number: the largest scores of a head among those that each rank, or each step, has found.

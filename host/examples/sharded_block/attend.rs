@@ -4,6 +4,7 @@ use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, BackwardI
 use oxtile::comm::{Member, Rank, WorldSize};
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::bf16;
+use oxtile::runtime::Bound;
 use oxtile::symmetric::Arena;
 use oxtile::{Result, Stream};
 
@@ -70,17 +71,22 @@ impl<'c> Attend<'c> {
         })
     }
 
-    pub fn forward(&self, stream: &Stream, inputs: Inputs<'_, bf16>, outputs: Outputs<'_, bf16>) -> Result<()> {
+    pub fn bind_forward<'m>(&'m self, stream: &Stream, inputs: Inputs<'m, bf16>, outputs: Outputs<'m, bf16>) -> Result<Bound<'m>> {
         match self {
-            Self::Alone(attention, _) => attention.forward(stream, inputs, outputs),
-            Self::Shared(context) => context.bind_forward(stream, inputs, outputs)?.run(stream),
+            Self::Alone(attention, _) => attention.bind(stream, inputs, outputs),
+            Self::Shared(context) => context.bind_forward(stream, inputs, outputs),
         }
     }
 
-    pub fn backward(&mut self, stream: &Stream, inputs: BackwardInputs<'_, bf16>, gradients: Gradients<'_, bf16>) -> Result<()> {
+    pub fn bind_backward<'m>(
+        &'m self,
+        stream: &Stream,
+        inputs: BackwardInputs<'m, bf16>,
+        gradients: Gradients<'m, bf16>,
+    ) -> Result<Bound<'m>> {
         match self {
-            Self::Alone(_, attention) => attention.backward(stream, inputs, gradients),
-            Self::Shared(context) => context.bind_backward(stream, inputs, gradients)?.run(stream),
+            Self::Alone(_, attention) => attention.bind(stream, inputs, gradients),
+            Self::Shared(context) => context.bind_backward(stream, inputs, gradients),
         }
     }
 }

@@ -2,13 +2,15 @@
 
 use oxtile::attention::{BackwardInputs, Gradients, Inputs, Outputs};
 use oxtile::num::bf16;
-use oxtile::sharded::{GradientScatter, ShardSet};
+use oxtile::runtime::Bound;
+use oxtile::sharded::{GradientScatter, Mode, ShardSet};
 use oxtile::tensor::{Heads, HeadsMut};
 use oxtile::{Buffer, Result, Stream};
 
+use super::attend::Attend;
 use super::format::Format;
-use super::kernels::{Kernels, Norm, tokens_of};
-use super::linear::{Linear, Whole};
+use super::kernels::{Kernels, Norm, lend, tokens_of};
+use super::linear::{BoundLinear, Linear, Operands, Weights, Whole};
 use super::shape::Shape;
 
 /// The heads for queries, keys and values, one after another in each row.
@@ -57,52 +59,87 @@ impl Block {
         })
     }
 
-    /// Adds to the residual `x` what attention and the MLP find.
-    pub fn forward<F: Format>(&mut self, kernels: &Kernels<'_>, whole: &mut Whole<'_, F>, x: &mut Buffer<bf16>) -> Result<()> {
+    /// Binds its products and its attention. `x` is the residual, then its gradient, and `d` memory for gradients.
+    pub fn bind<'m, F: Format>(
+        &'m self,
+        weights: &Weights<'m, F>,
+        shape: Shape,
+        attend: &'m Attend<'_>,
+        (x, d): (&'m Buffer<bf16>, &'m Activations),
+    ) -> Result<BoundBlock<'m>> {
         let Self { saved, norms: [before_attention, before_mlp], log_sum_exp, .. } = self;
-        let (stream, shape) = (&kernels.stream, kernels.shape);
-        before_attention.forward(kernels, x)?;
-        self.qkv.forward(whole, &before_attention.output, &mut saved.qkv)?;
-        let queries_and_keys = HeadsMut::bshd(saved.qkv.view_mut(), qkv(shape))?.heads(0..2 * shape.heads)?;
-        kernels.rotary.turn_in_place(stream, queries_and_keys, kernels.angles())?;
-        let outputs = Outputs::new(saved.attended.view_mut(), log_sum_exp.view_mut());
-        kernels.attention.forward(stream, inputs(&saved.qkv, shape)?, outputs)?;
-        self.out.forward(whole, &saved.attended, x)?;
-
-        before_mlp.forward(kernels, x)?;
-        self.up.forward(whole, &before_mlp.output, &mut saved.up)?;
-        kernels.gate(&saved.up, &mut saved.gated)?;
-        self.down.forward(whole, &saved.gated, x)
-    }
-
-    /// Turns the gradient `dx` of the residual after the block into that of the residual before it. `d` is memory for gradients.
-    pub fn backward<F: Format>(
-        &self,
-        kernels: &mut Kernels<'_>,
-        whole: &mut Whole<'_, F>,
-        gradients: &GradientScatter<f32>,
-        d: &mut Activations,
-        dx: &mut Buffer<bf16>,
-    ) -> Result<()> {
-        let Self { saved, norms: [before_attention, before_mlp], log_sum_exp, .. } = self;
-        let shape = kernels.shape;
-        self.down.backward(whole, gradients, [&saved.gated, dx], &mut d.gated)?;
-        kernels.gate_backward(&saved.up, &d.gated, &mut d.up)?;
-        self.up.backward(whole, gradients, [&before_mlp.output, &d.up], &mut d.normed)?;
-        before_mlp.backward(kernels, &d.normed, dx)?;
-
-        self.out.backward(whole, gradients, [&saved.attended, dx], &mut d.attended)?;
-        let forward = inputs(&saved.qkv, shape)?;
+        let linear = |linear: &'m Linear, x, y, dy, dx| linear.bind(weights, Operands { x, y, dy, dx });
+        let outputs = Outputs::new(lend(&saved.attended), lend(log_sum_exp));
         let (out, grad_out) = (saved.attended.view().into(), d.attended.view().into());
-        let (dq, of_keys) = HeadsMut::bshd(d.qkv.view_mut(), qkv(shape))?.split_heads(shape.heads)?;
+        let (dq, of_keys) = HeadsMut::bshd(lend(&d.qkv), qkv(shape))?.split_heads(shape.heads)?;
         let (dk, dv) = of_keys.split_heads(shape.heads)?;
-        let inputs = BackwardInputs { forward, out, log_sum_exp: log_sum_exp.view(), grad_out };
-        kernels.attention.backward(&kernels.stream, inputs, Gradients::new(dq, dk, dv))?;
-        let queries_and_keys = HeadsMut::bshd(d.qkv.view_mut(), qkv(shape))?.heads(0..2 * shape.heads)?;
-        kernels.rotary.turn_back_in_place(&kernels.stream, queries_and_keys, kernels.angles())?;
-        self.qkv.backward(whole, gradients, [&before_attention.output, &d.qkv], &mut d.normed)?;
-        before_attention.backward(kernels, &d.normed, dx)
+        let backward = BackwardInputs { forward: inputs(&saved.qkv, shape)?, out, log_sum_exp: log_sum_exp.view(), grad_out };
+        Ok(BoundBlock {
+            qkv: linear(&self.qkv, &before_attention.output, &saved.qkv, &d.qkv, &d.normed)?,
+            out: linear(&self.out, &saved.attended, x, x, &d.attended)?,
+            up: linear(&self.up, &before_mlp.output, &saved.up, &d.up, &d.normed)?,
+            down: linear(&self.down, &saved.gated, x, x, &d.gated)?,
+            attention: attend.bind_forward(weights.stream, inputs(&saved.qkv, shape)?, outputs)?,
+            attention_backward: attend.bind_backward(weights.stream, backward, Gradients::new(dq, dk, dv))?,
+            of: self,
+            x,
+            d,
+        })
     }
+}
+
+/// A block whose products and attention have their operands.
+pub struct BoundBlock<'m> {
+    of: &'m Block,
+    x: &'m Buffer<bf16>,
+    d: &'m Activations,
+    qkv: BoundLinear<'m>,
+    out: BoundLinear<'m>,
+    up: BoundLinear<'m>,
+    down: BoundLinear<'m>,
+    attention: Bound<'m>,
+    attention_backward: Bound<'m>,
+}
+
+impl BoundBlock<'_> {
+    /// Adds to the residual what attention and the MLP find.
+    pub fn forward<F: Format, M: Mode>(&mut self, kernels: &Kernels, whole: &mut Whole<'_, F, M>) -> Result<()> {
+        let (Block { saved, norms: [before_attention, before_mlp], .. }, stream) = (self.of, &kernels.stream);
+        before_attention.forward(kernels, self.x)?;
+        self.qkv.forward(whole)?;
+        kernels.rotary.turn_in_place(stream, queries_and_keys(&saved.qkv, kernels.shape)?, kernels.angles())?;
+        self.attention.run(stream)?;
+        self.out.forward(whole)?;
+
+        before_mlp.forward(kernels, self.x)?;
+        self.up.forward(whole)?;
+        kernels.gate(&saved.up, &saved.gated)?;
+        self.down.forward(whole)
+    }
+
+    /// Turns the gradient of the residual after the block into that of the residual before it.
+    pub fn backward<F: Format, M: Mode>(
+        &mut self,
+        kernels: &mut Kernels,
+        whole: &mut Whole<'_, F, M>,
+        gradients: &GradientScatter<f32>,
+    ) -> Result<()> {
+        let (Block { saved, norms: [before_attention, before_mlp], .. }, d) = (self.of, self.d);
+        self.down.backward(whole, gradients)?;
+        kernels.gate_backward(&saved.up, &d.gated, &d.up)?;
+        self.up.backward(whole, gradients)?;
+        before_mlp.backward(kernels, &d.normed, self.x)?;
+
+        self.out.backward(whole, gradients)?;
+        self.attention_backward.run(&kernels.stream)?;
+        kernels.rotary.turn_back_in_place(&kernels.stream, queries_and_keys(&d.qkv, kernels.shape)?, kernels.angles())?;
+        self.qkv.backward(whole, gradients)?;
+        before_attention.backward(kernels, &d.normed, self.x)
+    }
+}
+
+fn queries_and_keys(of: &Buffer<bf16>, shape: Shape) -> Result<HeadsMut<'_, bf16>> {
+    HeadsMut::bshd(lend(of), qkv(shape))?.heads(0..2 * shape.heads)
 }
 
 fn inputs(of: &Buffer<bf16>, shape: Shape) -> Result<Inputs<'_, bf16>> {

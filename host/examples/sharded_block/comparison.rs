@@ -48,10 +48,11 @@ impl Place {
     }
 }
 
-/// Trains by a world of one rank, which computes the micro-batches of all ranks one after another, or the whole of the one that they share.
+/// Trains by a world of one rank, whose passes are not captured, which computes the micro-batches of all ranks one after another, or the whole of the one that they share.
 fn alone<F: Format>(device: &Device, options: &Options) -> Result<Trained> {
     let batches = if options.context_parallel.is_some() { 1 } else { options.ranks };
-    train::<F>(HostRank::threads(std::slice::from_ref(device))?.remove(0), 0..batches, batches, options)
+    let options = Options { is_captured: false, ..options.clone() };
+    train::<F>(HostRank::threads(std::slice::from_ref(device))?.remove(0), 0..batches, batches, &options)
 }
 
 /// What ranks found, beside what one device found.
@@ -100,6 +101,7 @@ impl Comparison {
         serde_json::json!({
             "example": "sharded_block",
             "format": options.format,
+            "is_captured": options.is_captured,
             "ranks": options.ranks,
             "tokens_a_rank": self.tokens,
             "trained_elements": options.shape.weights().iter().rev().skip(1).map(|weight| weight.rows * weight.columns).sum::<u64>(),

@@ -5,7 +5,9 @@ use oxtile::quantize::nvfp4_columns::Nearest;
 use oxtile::quantize::{self, Direction, Nvfp4Columns};
 use oxtile::sharded::{Bf16, Mxfp8, Nvfp4, WeightFormat};
 use oxtile::{Buffer, Result, Stream};
-use oxtile_tile::launch::DeviceView;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+
+use super::kernels::lend;
 
 /// A format whose weights a product in bf16 takes.
 pub trait Format: WeightFormat {
@@ -15,8 +17,11 @@ pub trait Format: WeightFormat {
     /// Loads it, with memory for a matrix of so many elements.
     fn reader(stream: &Stream, elements: u64) -> Result<Self::Reader>;
 
-    /// The matrix, `[rows, columns]`.
-    fn matrix<'a>(reader: &'a mut Self::Reader, stream: &Stream, tensor: &'a Self::Tensor) -> Result<DeviceView<'a, bf16>>;
+    /// Turns a weight that was taken into its matrix.
+    fn read(reader: &Self::Reader, stream: &Stream, tensor: &Self::Tensor) -> Result<()>;
+
+    /// Where the matrix is, `[rows, columns]`, once the weight is read.
+    fn matrix<'m>(reader: &'m Self::Reader, tensor: &'m Self::Tensor) -> DeviceView<'m, bf16>;
 }
 
 impl Format for Bf16 {
@@ -26,8 +31,12 @@ impl Format for Bf16 {
         Ok(())
     }
 
-    fn matrix<'a>((): &'a mut (), _: &Stream, tensor: &'a Self::Tensor) -> Result<DeviceView<'a, bf16>> {
-        Ok(tensor.data.view())
+    fn read((): &(), _: &Stream, _: &Self::Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn matrix<'m>((): &'m (), tensor: &'m Self::Tensor) -> DeviceView<'m, bf16> {
+        tensor.data.view()
     }
 }
 
@@ -37,6 +46,16 @@ pub struct Dequantize<K> {
     matrix: Buffer<bf16>,
 }
 
+impl<K> Dequantize<K> {
+    fn to_write(&self, [rows, columns]: [u64; 2]) -> DeviceViewMut<'_, bf16> {
+        lend(&self.matrix).split_at(rows * columns).0
+    }
+
+    fn to_read(&self, [rows, columns]: [u64; 2]) -> DeviceView<'_, bf16> {
+        self.matrix.view().slice(0, rows * columns)
+    }
+}
+
 impl Format for Mxfp8 {
     type Reader = Dequantize<quantize::Mxfp8<bf16>>;
 
@@ -44,14 +63,12 @@ impl Format for Mxfp8 {
         Ok(Dequantize { kernels: quantize::Mxfp8::new(&stream.device().runtime())?, matrix: Buffer::uninitialised(stream, elements)? })
     }
 
-    fn matrix<'a>(
-        Dequantize { kernels, matrix }: &'a mut Self::Reader,
-        stream: &Stream,
-        tensor: &'a Self::Tensor,
-    ) -> Result<DeviceView<'a, bf16>> {
-        let elements = tensor.shape[0] * tensor.shape[1];
-        kernels.dequantize(stream, tensor, matrix.view_mut().split_at(elements).0)?;
-        Ok(matrix.view().slice(0, elements))
+    fn read(reader: &Self::Reader, stream: &Stream, tensor: &Self::Tensor) -> Result<()> {
+        reader.kernels.dequantize(stream, tensor, reader.to_write(tensor.shape))
+    }
+
+    fn matrix<'m>(reader: &'m Self::Reader, tensor: &'m Self::Tensor) -> DeviceView<'m, bf16> {
+        reader.to_read(tensor.shape)
     }
 }
 
@@ -64,17 +81,16 @@ impl Format for Nvfp4 {
         Ok(Dequantize { kernels, matrix: Buffer::uninitialised(stream, elements)? })
     }
 
-    fn matrix<'a>(
-        Dequantize { kernels, matrix }: &'a mut Self::Reader,
-        stream: &Stream,
-        tensor: &'a Self::Tensor,
-    ) -> Result<DeviceView<'a, bf16>> {
-        let elements = tensor.shape[0] * tensor.shape[1];
-        let output = matrix.view_mut().split_at(elements).0;
+    fn read(reader: &Self::Reader, stream: &Stream, tensor: &Self::Tensor) -> Result<()> {
+        let (by_rows, by_columns) = &reader.kernels;
+        let output = reader.to_write(tensor.shape);
         match tensor.direction {
-            Direction::Rows => kernels.0.dequantize(stream, tensor, output)?,
-            Direction::Columns => kernels.1.dequantize_columns(stream, tensor, output)?,
+            Direction::Rows => by_rows.dequantize(stream, tensor, output),
+            Direction::Columns => by_columns.dequantize_columns(stream, tensor, output),
         }
-        Ok(matrix.view().slice(0, elements))
+    }
+
+    fn matrix<'m>(reader: &'m Self::Reader, tensor: &'m Self::Tensor) -> DeviceView<'m, bf16> {
+        reader.to_read(tensor.shape)
     }
 }

@@ -2,23 +2,21 @@
 
 use std::marker::PhantomData;
 
-use oxtile::comm::Member;
 use oxtile::kernels::activation::{Activate, ActivateArgs, GatedBackward, GatedForward, Silu};
-use oxtile::num::bf16;
+use oxtile::num::{Pod, bf16};
 use oxtile::rms_norm::{RmsNorm, Saved, WeightGradient};
 use oxtile::rotary::{Angles, Pairing, Rotary};
 use oxtile::runtime::Loaded;
 use oxtile::sum_parts::SumParts;
-use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Result, Stream};
+use oxtile_tile::launch::DeviceViewMut;
 
-use super::attend::{Attend, Tokens};
+use super::attend::Tokens;
 use super::shape::Shape;
 
-pub struct Kernels<'c> {
+pub struct Kernels {
     pub stream: Stream,
     pub shape: Shape,
-    pub attention: Attend<'c>,
     pub rotary: Rotary<bf16>,
     angles: [Buffer<f32>; 2],
     gate: Loaded<Activate<GatedForward<Silu>, bf16>>,
@@ -31,15 +29,14 @@ pub struct Kernels<'c> {
     addends: Buffer<bf16>,
 }
 
-impl<'c> Kernels<'c> {
-    pub fn new(stream: &Stream, shape: Shape, tokens: Tokens, arena: &'c Arena, member: &'c Member) -> Result<Self> {
+impl Kernels {
+    pub fn new(stream: &Stream, shape: Shape, tokens: Tokens) -> Result<Self> {
         let (runtime, width) = (&stream.device().runtime(), shape.width());
         let (cosines, sines) = Angles::tables(0..tokens.whole, shape.head_size, 10_000.0);
         let (numbers, row) = (tokens.numbers(), cosines.len() / tokens.whole as usize);
         let own = |table: Vec<f32>| numbers.iter().flat_map(|token| table[*token as usize * row..][..row].to_vec()).collect::<Vec<_>>();
         let norm = RmsNorm::new(runtime, width, 1e-5)?;
         Ok(Self {
-            attention: Attend::new(stream, shape, tokens, arena, member)?,
             rotary: Rotary::new(runtime, Pairing::Halves)?,
             angles: [Buffer::from_slice(stream, &own(cosines))?, Buffer::from_slice(stream, &own(sines))?],
             gate: runtime.load()?,
@@ -58,19 +55,31 @@ impl<'c> Kernels<'c> {
         Angles { cosines: self.angles[0].view(), sines: self.angles[1].view() }
     }
 
+    /// Fills a buffer with zeros: the sum of no parts.
+    pub fn zero(&self, buffer: &Buffer<bf16>) -> Result<()> {
+        self.sum.run(&self.stream, self.gains.view().slice(0, 0), 0, 0, lend(buffer))
+    }
+
     /// `silu(up[.., ..hidden]) * up[.., hidden..]`
-    pub fn gate(&self, up: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
-        let args =
-            ActivateArgs { input: up.view(), gradient: None, output: output.view_mut(), columns: self.shape.hidden, marker: PhantomData };
+    pub fn gate(&self, up: &Buffer<bf16>, output: &Buffer<bf16>) -> Result<()> {
+        let args = ActivateArgs { input: up.view(), gradient: None, output: lend(output), columns: self.shape.hidden, marker: PhantomData };
         self.gate.launch(&self.stream, args)
     }
 
     /// The gradient of `up`, given that of the output.
-    pub fn gate_backward(&self, up: &Buffer<bf16>, gradient: &Buffer<bf16>, output: &mut Buffer<bf16>) -> Result<()> {
-        let (gradient, output) = (Some(gradient.view()), output.view_mut());
+    pub fn gate_backward(&self, up: &Buffer<bf16>, gradient: &Buffer<bf16>, output: &Buffer<bf16>) -> Result<()> {
+        let (gradient, output) = (Some(gradient.view()), lend(output));
         let args = ActivateArgs { input: up.view(), gradient, output, columns: 2 * self.shape.hidden, marker: PhantomData };
         self.gate_backward.launch(&self.stream, args)
     }
+}
+
+/// Memory of the model, to be written by one piece of work.
+pub fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
+    let access = buffer.view().access("memory of the model");
+    // SAFETY: an address, a length and an owner of a live buffer. All work on memory of the model is enqueued on one stream, no kernel takes two views of a buffer of which one is written,
+    // and the host reads the buffers after the stream alone.
+    unsafe { DeviceViewMut::from_raw(access.address, buffer.len(), access.owner) }
 }
 
 /// A buffer of so many elements a token.
@@ -92,20 +101,21 @@ impl Norm {
         Ok(Self { input: tokens()?, inverse_rms, output: tokens()? })
     }
 
-    pub fn forward(&mut self, kernels: &Kernels<'_>, x: &Buffer<bf16>) -> Result<()> {
-        let Kernels { stream, norm, gains, .. } = kernels;
-        self.input.copy_from(stream, x)?;
-        norm.forward(stream, self.input.view(), gains.view(), self.output.view_mut(), Some(self.inverse_rms.view_mut()))
+    pub fn forward(&self, kernels: &Kernels, x: &Buffer<bf16>) -> Result<()> {
+        let Kernels { stream, norm, gains, sum, .. } = kernels;
+        // A copy: the residual is added to.
+        sum.round(stream, x.view(), lend(&self.input))?;
+        norm.forward(stream, self.input.view(), gains.view(), lend(&self.output), Some(lend(&self.inverse_rms)))
     }
 
     /// Adds the gradient of the input, given that of the output, to the gradient `dx` of the residual that the input was.
-    pub fn backward(&self, kernels: &mut Kernels<'_>, gradient: &Buffer<bf16>, dx: &mut Buffer<bf16>) -> Result<()> {
+    pub fn backward(&self, kernels: &mut Kernels, gradient: &Buffer<bf16>, dx: &Buffer<bf16>) -> Result<()> {
         let Kernels { stream, shape, norm, gains, unused, sum, addends, .. } = kernels;
         let elements = shape.tokens * shape.width();
         let (residual, of_input) = addends.view_mut().split_at(elements);
         let saved = Saved { input: self.input.view(), weight: gains.view(), inverse_rms: self.inverse_rms.view() };
         sum.round(stream, dx.view(), residual)?;
         norm.backward(stream, gradient.view(), saved, of_input, unused)?;
-        sum.run(stream, addends.view(), 2, elements, dx.view_mut())
+        sum.run(stream, addends.view(), 2, elements, lend(dx))
     }
 }

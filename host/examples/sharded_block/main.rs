@@ -1,12 +1,13 @@
 //! Trains a small transformer whose weights, gradients and optimizer are divided among ranks, and compares it with one device that does all of it:
 //! `cargo run -p oxtile --example sharded_block -- --ranks 4 --steps 8 --format mxfp8` on the emulator, a thread a rank;
 //! `oxtile launch -n 4 -- target/debug/examples/sharded_block --steps 8` on GPUs, a process a rank. `--model llama-8b` has the widths of Llama 8B and 8192 tokens a rank, is compared with
-//! nothing, and prints the median time of a step and the tokens a second; without a launcher it is one rank on the first GPU. `--json FILE` writes all times. `--context-parallel auto` gives all ranks one sequence, of which each has some tokens.
+//! nothing, and prints the median time of a step and the tokens a second; without a launcher it is one rank on the first GPU. `--graph` captures the passes in the first step, and replays them. `--json FILE` writes all times. `--context-parallel auto` gives all ranks one sequence, of which each has some tokens.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `comparison` | all ranks, and one device that does the same |
 //! | `train` | a rank: its shards, the loop of steps |
+//! | `passes` | its passes, enqueued or in a graph |
 //! | `optimizer` | AdamW on the rows of a rank |
 //! | `attend` | attention to a rank's own sequence, or to one that ranks share |
 //! | `model`, `block`, `linear` | the passes: of the model, of a block, of a product with a weight that is pulled |
@@ -22,6 +23,7 @@ mod kernels;
 mod linear;
 mod model;
 mod optimizer;
+mod passes;
 pub mod shape;
 mod train;
 
@@ -50,6 +52,8 @@ pub struct Options {
     pub shape: Shape,
     /// Whether one device does the same, and is compared.
     pub is_compared: bool,
+    /// Whether the passes of ranks are captured in the first step, and replayed.
+    pub is_captured: bool,
     /// By what all ranks attend to one sequence, if they share it.
     pub context_parallel: Option<Schedule>,
     /// The file for what was measured.
@@ -84,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 impl Default for Options {
     fn default() -> Self {
         let (format, shape) = ("bf16".to_owned(), Shape::TINY);
-        Self { ranks: 2, steps: 4, format, shape, is_compared: true, context_parallel: None, json: None }
+        Self { ranks: 2, steps: 4, format, shape, is_compared: true, is_captured: false, context_parallel: None, json: None }
     }
 }
 
@@ -102,6 +106,10 @@ impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let mut options = Self::default();
         while let Some(name) = arguments.next() {
+            if name == "--graph" {
+                options.is_captured = true;
+                continue;
+            }
             let value = arguments.next().ok_or(format!("{name} has no value"))?;
             match name.as_str() {
                 "--ranks" => options.ranks = value.parse()?,
@@ -124,11 +132,15 @@ impl Options {
                     });
                 }
                 _ => {
-                    return Err(
-                        format!("there is no {name}: give --ranks, --steps, --format, --model, --context-parallel or --json").into()
-                    );
+                    return Err(format!(
+                        "there is no {name}: give --ranks, --steps, --format, --model, --graph, --context-parallel or --json"
+                    )
+                    .into());
                 }
             }
+        }
+        if options.is_captured && options.context_parallel.is_some() {
+            return Err("--graph captures attention to a rank's own sequence: leave out --context-parallel".into());
         }
         Ok(options)
     }

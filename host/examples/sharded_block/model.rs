@@ -4,19 +4,21 @@ use oxtile::comm::Member;
 use oxtile::cross_entropy::{CrossEntropy, Rule};
 use oxtile::embedding::Embedding;
 use oxtile::num::bf16;
-use oxtile::sharded::{Chain, GradientScatter, Published, ShardSet, WeightId};
+use oxtile::sharded::{Chain, GradientScatter, Mode, Places, Published, ShardSet, WeightId};
 use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Result, Stream};
 
-use super::attend::Tokens;
-use super::block::{Activations, Block};
+use super::attend::{Attend, Tokens};
+use super::block::{Activations, Block, BoundBlock};
 use super::format::Format;
-use super::kernels::{Kernels, Norm, tokens_of};
-use super::linear::{Linear, Whole};
+use super::kernels::{Kernels, Norm, lend, tokens_of};
+use super::linear::{BoundLinear, Linear, Operands, Weights, Whole};
 use super::shape::Shape;
 
+/// The products and the memory of a model.
 pub struct Model<'c, F: Format> {
-    kernels: Kernels<'c>,
+    shape: Shape,
+    attend: Attend<'c>,
     reader: F::Reader,
     embedding: (WeightId, Embedding<bf16>),
     blocks: Vec<Block>,
@@ -39,7 +41,8 @@ impl<'c, F: Format> Model<'c, F> {
         let largest = shape.weights().iter().map(|weight| weight.rows * weight.columns).max().unwrap_or(0);
         let rule = Rule { scale: 1.0 / shape.tokens as f32, ..Rule::default() };
         Ok(Self {
-            kernels: Kernels::new(stream, shape, tokens, arena, member)?,
+            shape,
+            attend: Attend::new(stream, shape, tokens, arena, member)?,
             reader: F::reader(stream, largest)?,
             embedding: (set.find("embedding").expect("a weight of the model"), Embedding::new(runtime, width)?),
             blocks: (0..shape.blocks).map(|number| Block::new(stream, shape, set, number)).collect::<Result<_>>()?,
@@ -62,36 +65,81 @@ impl<'c, F: Format> Model<'c, F> {
         ids
     }
 
-    /// Enqueues a forward and a backward pass of a micro-batch, whose gradients are added up at the owners of the weights' rows.
-    pub fn run(
-        &mut self,
-        published: &Published<'_, F>,
-        chain: &mut Chain<F>,
-        gradients: &GradientScatter<f32>,
-        (tokens, targets): (&Buffer<u32>, &Buffer<i32>),
-    ) -> Result<()> {
-        let Self { kernels, reader, x, logits, norm, .. } = self;
+    /// Binds the products and attention to where whole weights and gradients are, and loads the other kernels.
+    pub fn bind<'m>(
+        &'m self,
+        stream: &'m Stream,
+        tokens: Tokens,
+        places: &'m Places<F>,
+        gradients: &'m GradientScatter<f32>,
+    ) -> Result<BoundModel<'m, 'c, F>> {
+        let (shape, weights) = (self.shape, Weights { stream, places, reader: &self.reader, gradients });
+        let memory = (&self.x, &self.gradients);
+        let of_head = Operands { x: &self.norm.output, y: &self.logits, dy: &self.logits, dx: &self.dnormed };
+        Ok(BoundModel {
+            of: self,
+            gradients,
+            kernels: Kernels::new(stream, shape, tokens)?,
+            blocks: self.blocks.iter().map(|block| block.bind(&weights, shape, &self.attend, memory)).collect::<Result<_>>()?,
+            head: self.head.bind(&weights, of_head)?,
+            tokens: Buffer::uninitialised(stream, shape.tokens)?,
+            targets: Buffer::uninitialised(stream, shape.tokens)?,
+        })
+    }
+
+    /// The loss of a micro-batch. Waits for it.
+    pub fn loss_of(&self, stream: &Stream, losses: &Buffer<f32>) -> Result<f32> {
+        Ok(losses.to_vec(stream)?.iter().sum::<f32>() / self.shape.tokens as f32)
+    }
+}
+
+/// A model whose products have their operands: its passes allocate nothing, and a graph may hold them.
+pub struct BoundModel<'m, 'c, F: Format> {
+    of: &'m Model<'c, F>,
+    pub gradients: &'m GradientScatter<f32>,
+    kernels: Kernels,
+    blocks: Vec<BoundBlock<'m>>,
+    head: BoundLinear<'m>,
+    /// Of the micro-batch: where every pass finds them.
+    tokens: Buffer<u32>,
+    targets: Buffer<i32>,
+}
+
+impl<F: Format> BoundModel<'_, '_, F> {
+    /// Gives the next micro-batch to the passes that are enqueued from here on.
+    pub fn give(&mut self, tokens: &Buffer<u32>, targets: &Buffer<i32>) -> Result<()> {
+        self.tokens.copy_from(&self.kernels.stream, tokens)?;
+        self.targets.copy_from(&self.kernels.stream, targets)
+    }
+
+    /// Enqueues a forward and a backward pass, whose gradients are added up at the owners of the weights' rows; those of the first micro-batch of a step replace what was there.
+    pub fn run<M: Mode>(&mut self, published: &Published<'_, F>, chain: &mut Chain<F, M>, is_first: bool) -> Result<()> {
+        let Self { of, gradients, kernels, blocks, head, tokens, targets } = self;
+        let Model { reader, embedding: (id, embedding), norm, cross_entropy, x, logits, losses, dnormed, .. } = of;
         let stream = &kernels.stream.clone();
+        if is_first {
+            gradients.replace_grads(stream)?;
+        }
         let mut whole = Whole { pass: published.forward(chain)?, reader, stream };
-        let (id, embedding) = &self.embedding;
         let gathered = whole.pass.take(*id, stream)?;
-        embedding.forward(stream, F::matrix(whole.reader, stream, &gathered)?, tokens.view(), x.view_mut())?;
-        for block in &mut self.blocks {
-            block.forward(kernels, &mut whole, x)?;
+        F::read(reader, stream, gathered.tensor())?;
+        embedding.forward(stream, F::matrix(reader, gathered.tensor()), tokens.view(), lend(x))?;
+        for block in &mut *blocks {
+            block.forward(kernels, &mut whole)?;
         }
         norm.forward(kernels, x)?;
-        self.head.forward(&mut whole, &norm.output, logits)?;
+        head.forward(&mut whole)?;
         whole.pass.finish()?;
 
         // Its first weight arrives while the loss is computed.
         let mut whole = Whole { pass: published.backward(chain)?, reader, stream };
         // From here on the logits are their gradient.
-        self.cross_entropy.gradient_in_place(stream, logits.view_mut(), targets.view(), self.losses.view_mut())?;
-        self.head.backward(&mut whole, gradients, [&norm.output, logits], &mut self.dnormed)?;
-        x.fill_zero(stream)?;
-        norm.backward(kernels, &self.dnormed, x)?;
-        for block in self.blocks.iter().rev() {
-            block.backward(kernels, &mut whole, gradients, &mut self.gradients, x)?;
+        cross_entropy.gradient_in_place(stream, lend(logits), targets.view(), lend(losses))?;
+        head.backward(&mut whole, gradients)?;
+        kernels.zero(x)?;
+        norm.backward(kernels, dnormed, x)?;
+        for block in blocks.iter_mut().rev() {
+            block.backward(kernels, &mut whole, gradients)?;
         }
         whole.pass.finish()?;
         gradients.finish(stream, |_| Ok(()))
@@ -99,13 +147,8 @@ impl<'c, F: Format> Model<'c, F> {
 
     /// The losses of the tokens of the micro-batch that was run last, which the next one does not overwrite.
     pub fn loss(&self) -> Result<Buffer<f32>> {
-        let mut kept = Buffer::uninitialised(&self.kernels.stream, self.losses.len())?;
-        kept.copy_from(&self.kernels.stream, &self.losses)?;
+        let mut kept = Buffer::uninitialised(&self.kernels.stream, self.of.losses.len())?;
+        kept.copy_from(&self.kernels.stream, &self.of.losses)?;
         Ok(kept)
-    }
-
-    /// The loss of a micro-batch. Waits for it.
-    pub fn loss_of(&self, losses: &Buffer<f32>) -> Result<f32> {
-        Ok(losses.to_vec(&self.kernels.stream)?.iter().sum::<f32>() / self.kernels.shape.tokens as f32)
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use oxtile::comm::{HostRank, Team};
-use oxtile::sharded::{Chain, ChainConfig, GradientConfig, GradientScatter, Published, ShardSet};
+use oxtile::sharded::{GradientConfig, GradientScatter, Published, ShardSet};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Buffer, Kind, Result, Stream};
 
@@ -12,6 +12,7 @@ use super::attend::Tokens;
 use super::format::Format;
 use super::model::Model;
 use super::optimizer::Optimizer;
+use super::passes::Passes;
 use super::shape::Shape;
 use super::{Options, PATIENCE};
 
@@ -46,29 +47,33 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
 
     let mut set = ShardSet::<F>::new(stream, &arena, &member, weights.clone())?;
     let gradients = GradientScatter::<f32>::new::<F>(stream, &arena, &member, trained, GradientConfig::default())?;
-    let mut chain = Chain::new(stream, &set, &ChainConfig::new(&set, Model::order(&set))?)?;
-    let mut model = Model::new(stream, shape, &set, tokens, (&arena, &member))?;
-    let mut optimizer = Optimizer::new(stream, &set, parts)?;
+    let mut passes = Passes::new(stream, &set, options.is_captured)?;
+    let (model, places) = (Model::new(stream, shape, &set, tokens, (&arena, &member))?, passes.places());
+    let mut bound = model.bind(stream, tokens, &places, &gradients)?;
+    let mut optimizer = Optimizer::new(stream, &set, shape.width(), parts)?;
     let mut losses = Vec::new();
     // All of it before the first step: a copy from the host waits for the stream.
     let all = (1..=options.steps).flat_map(|step| batches.clone().map(move |batch| (step, batch)));
     let mut data = all.map(|(step, batch)| micro_batch(stream, tokens, step, batch)).collect::<Result<Vec<_>>>()?.into_iter();
 
+    // Before anything is captured.
+    gradients.open()?;
     let mut updating = set.update(stream)?;
     optimizer.begin(stream, &mut updating)?;
     updating.publish()?;
     let mut ends = Vec::new();
     for step in 1..=options.steps {
         let published = Published::of(&set)?;
-        for _ in batches.clone() {
+        for batch in batches.clone() {
             let (tokens, targets) = data.next().expect("a micro-batch of each step");
-            model.run(&published, &mut chain, &gradients, (&tokens, &targets))?;
-            losses.push(model.loss()?);
+            bound.give(&tokens, &targets)?;
+            // The first micro-batch replaces the gradients of the step before, and the others add to its.
+            passes.run(stream, &mut bound, &published, batch == batches.start)?;
+            losses.push(bound.loss()?);
         }
         let mut updating = set.update(stream)?;
         optimizer.step(stream, step, &gradients, &mut updating)?;
         updating.publish()?;
-        gradients.zero_grads(stream)?;
         if step >= WARM_UP {
             ends.push(stream.record()?);
         }
@@ -76,10 +81,11 @@ pub fn train<F: Format>(rank: HostRank, batches: Range<u32>, parts: u32, options
     arena.ticket(stream)?.wait()?;
     let steps = ends.windows(2).map(|step| step[1].elapsed_since(&step[0])).collect::<Result<_>>()?;
     // Read last, so that no step waits for a host.
-    let losses = losses.iter().map(|losses| model.loss_of(losses)).collect::<Result<_>>()?;
+    let losses = losses.iter().map(|losses| model.loss_of(stream, losses)).collect::<Result<_>>()?;
     let compared = optimizer.owned.iter().filter(|_| options.is_compared);
     let masters = compared.map(|owned| Ok((owned.start, owned.values.to_vec(stream)?))).collect::<Result<_>>()?;
-    drop((model, chain, gradients, set));
+    drop((bound, passes));
+    drop((places, model, gradients, set));
     arena.close()?.finish()?;
     rank.close()?;
     Ok(Trained { losses, masters, steps })

@@ -150,6 +150,12 @@ impl Stream {
         Event::record(self, false)
     }
 
+    /// Makes all later work of this stream wait for the work of another one so far. Unlike an [event](Self::mark) it cannot be kept, and takes nothing.
+    pub(crate) fn follow(&self, other: &Self) -> Result<()> {
+        let _enqueue = self.0.runtime.enqueue();
+        super::memory::order(&self.0, |wait_for| wait_for.push(Arc::clone(&other.0)))
+    }
+
     /// Makes all later work of this stream wait for the event, on any device of the runtime; for one of its own it need not. The host does not wait.
     ///
     /// # Errors

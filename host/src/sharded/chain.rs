@@ -1,11 +1,14 @@
 //! The order in which passes use weights, and the memory in which whole weights are.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::format::{Parts, WeightFormat};
 use super::layout::{Entry, aligned};
+use super::mode::{Captured, Eager, Mode};
 use super::plane::Extent;
+use super::pull::{Lanes, PullStreams};
 use super::set::ShardSet;
 use super::slots::SlotPlan;
 use super::weight::{Uses, WeightId};
@@ -29,6 +32,8 @@ pub struct ChainConfig {
     /// Weights that are taken together, such as experts of other sizes: each list is one position of a pass, pulled as one batch of copies and lent at once by the first of it that the pass
     /// names. A pass names all of a list, one after another, or none.
     pub groups: Vec<Vec<WeightId>>,
+    /// How many streams carry what comes from other ranks: one by default.
+    pub streams: PullStreams,
 }
 
 impl ChainConfig {
@@ -44,7 +49,7 @@ impl ChainConfig {
                 backward.push((*weight, Direction::Columns));
             }
         }
-        Ok(Self { forward, backward, distance: 1, memory: None, groups: Vec::new() })
+        Ok(Self { forward, backward, distance: 1, memory: None, groups: Vec::new(), streams: PullStreams::One })
     }
 }
 
@@ -57,7 +62,10 @@ pub(super) enum ChainPass {
 
 /// Weights in the order in which passes use them, and slots of memory for whole weights. Every weight has one slot for every pass, so graphs may hold passes; a chain allocates
 /// nothing after it was made. Ranks need not make the same chains: a pull involves no other rank.
-pub struct Chain<F: WeightFormat> {
+///
+/// Its type says whether its passes are enqueued ([`Eager`], made by [`new`](Self::new)) or in graphs ([`Captured`], made by [`captured`](Chain::captured)): a chain is one of both, so that no
+/// replay meets an eager pass in its slots. A model that has both makes two chains, which may take turns in any order.
+pub struct Chain<F: WeightFormat, M: Mode = Eager> {
     pub(super) set: u64,
     pub(super) passes: Arc<[Vec<Position<F>>; 2]>,
     pub(super) slots: Vec<Buffer<u8>>,
@@ -65,7 +73,10 @@ pub struct Chain<F: WeightFormat> {
     pub(super) pulls: Stream,
     /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
     pub(super) own: Stream,
+    /// Carries the second halves of pulls from other ranks, where two streams do.
+    pub(super) second: Option<Stream>,
     plan: SlotPlan,
+    mode: PhantomData<fn() -> M>,
 }
 
 /// Where the whole weights of a chain are: the same at every pass. Made by [`Chain::places`].
@@ -120,20 +131,44 @@ pub(super) struct Position<F: WeightFormat> {
     pub slot: usize,
     /// The whole weights, for each matrix.
     pub tensors: Vec<F::Tensor>,
-    /// The rows that make the codes and scales, and where they go in the slot: those of the other ranks, and this rank's own.
-    pub others: Vec<(Rank, Rows)>,
-    pub own: Vec<(Rank, Rows)>,
+    /// The copies that bring the codes and scales.
+    pub lanes: Lanes,
     /// Bytes that come from other ranks.
     pub bytes: u64,
 }
 
 impl<F: WeightFormat> Chain<F> {
-    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls.
+    /// Plans the slots, allocates them on the stream's device, and makes the streams for pulls. Its passes are enqueued.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a weight of another set, a weight by columns that is not cast by columns, a chain of no weights, and for more memory than the configuration has, with the
     /// distance that fits; as [`Buffer::uninitialised`] and [`Device::urgent_stream`](crate::Device::urgent_stream).
     pub fn new(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
+        Self::make(stream, set, config)
+    }
+}
+
+impl<F: WeightFormat> Chain<F, Captured> {
+    /// The same for passes that are in graphs: they begin and end inside of [`Graph::capture`](crate::Graph::capture).
+    ///
+    /// # Errors
+    /// As [`Chain::new`]; [`Error::Invalid`] for [two streams](PullStreams::Two).
+    pub fn captured(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
+        if config.streams == PullStreams::Two {
+            let why = "`PullStreams::Two` is for eager chains: take `One`".to_owned();
+            return Err(Error::Invalid { what: "Chain::captured", why });
+        }
+        Self::make(stream, set, config)
+    }
+
+    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.pulls, &self.own]
+    }
+}
+
+impl<F: WeightFormat, M: Mode> Chain<F, M> {
+    fn make(stream: &Stream, set: &ShardSet<F>, config: &ChainConfig) -> Result<Self> {
         let passes = positions(set, config)?;
         let whole = |parts: &Vec<Part<'_, F>>| parts.iter().map(|part| part.entry.whole_bytes(part.plane)).sum();
         let bytes = passes.each_ref().map(|pass| pass.iter().map(whole).collect::<Vec<u64>>());
@@ -143,16 +178,13 @@ impl<F: WeightFormat> Chain<F> {
         let numbered = |pass: usize| passes[pass].iter().zip(0..).map(move |(position, number)| (pass, number, position));
         let make = |(pass, number, parts): (usize, usize, &Vec<Part<'_, F>>)| {
             let slot = plan.slot(pass, number);
-            position(set, parts, slot, &slots[slot])
+            position(set, parts, (slot, &slots[slot]), config.streams)
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
-        let [pulls, own] = [stream.device().urgent_stream()?, stream.device().urgent_stream()?];
-        Ok(Self { set: set.id, passes, slots, pulls, own, plan })
-    }
-
-    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn streams(&self) -> [&Stream; 2] {
-        [&self.pulls, &self.own]
+        let device = stream.device();
+        let [pulls, own] = [device.urgent_stream()?, device.urgent_stream()?];
+        let second = (config.streams == PullStreams::Two).then(|| device.urgent_stream()).transpose()?;
+        Ok(Self { set: set.id, passes, slots, pulls, own, second, plan, mode: PhantomData })
     }
 
     /// The graph that is captured, of which both streams are part, or none.
@@ -235,27 +267,33 @@ fn positions<'s, F: WeightFormat>(set: &'s ShardSet<F>, config: &ChainConfig) ->
 }
 
 /// Places whole weights in a slot, one after another.
-fn position<F: WeightFormat>(set: &ShardSet<F>, parts: &[Part<'_, F>], slot: usize, memory: &Buffer<u8>) -> Position<F> {
+fn position<F: WeightFormat>(
+    set: &ShardSet<F>,
+    parts: &[Part<'_, F>],
+    (slot, memory): (usize, &Buffer<u8>),
+    streams: PullStreams,
+) -> Position<F> {
     let names: Vec<_> = parts.iter().map(|part| part.entry.weight.name.as_str()).collect();
-    let mut position = Position {
-        weight: parts[0].weight,
-        name: names.join(", "),
-        slot,
-        tensors: Vec::new(),
-        others: Vec::new(),
-        own: Vec::new(),
-        bytes: 0,
-    };
-    let mut start = 0;
+    let mut position =
+        Position { weight: parts[0].weight, name: names.join(", "), slot, tensors: Vec::new(), lanes: Lanes::default(), bytes: 0 };
+    let (mut start, mut rows) = (0, [Vec::new(), Vec::new()]);
     for part in parts {
-        place(set, part, start, memory, &mut position);
+        place(set, part, (start, memory), &mut position, &mut rows);
         start += part.entry.whole_bytes(part.plane);
     }
+    let [others, own] = rows;
+    position.lanes = Lanes::new(others, own, streams);
     position
 }
 
-/// Places a whole weight at byte `first` of a slot.
-fn place<F: WeightFormat>(set: &ShardSet<F>, part: &Part<'_, F>, first: u64, memory: &Buffer<u8>, position: &mut Position<F>) {
+/// Places a whole weight at byte `first` of a slot, and adds the rows that make its codes and scales: those of the other ranks, and this rank's own.
+fn place<F: WeightFormat>(
+    set: &ShardSet<F>,
+    part: &Part<'_, F>,
+    (first, memory): (u64, &Buffer<u8>),
+    position: &mut Position<F>,
+    [others, own]: &mut [Vec<(Rank, Rows)>; 2],
+) {
     let &Part { entry, plane, .. } = part;
     let (experts, rows, columns) = (entry.weight.experts, entry.shards.padded_rows(), entry.weight.columns);
     let [codes, scales] = entry.plane(rows, plane).arrays();
@@ -282,12 +320,12 @@ fn place<F: WeightFormat>(set: &ShardSet<F>, part: &Part<'_, F>, first: u64, mem
             let is_some = rows.count > 0 && rows.width > 0;
             set.member.team().world_rank(member).filter(|_| is_some).map(|rank| (rank, rows))
         };
-        position.others.extend(set.member.others().filter_map(of));
-        position.own.extend(of(set.member.rank()));
+        others.extend(set.member.others().filter_map(of));
+        own.extend(of(set.member.rank()));
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Chain<F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Chain<F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.passes.each_ref().map(|pass| pass.iter().map(|position| position.name.as_str()).collect::<Vec<_>>());
         f.debug_struct("Chain").field("forward", &names[0]).field("backward", &names[1]).field("plan", &self.plan).finish_non_exhaustive()

@@ -7,7 +7,8 @@
 //! | `set`, `layout`, `amaxes` | the shards of a rank; where they lie; agreement of ranks on amaxes |
 //! | `step` | the two halves of a step: values are written and published, then read |
 //! | `slots` | which piece of memory a whole weight has |
-//! | `chain`, `pass` | the order of weights in passes, and a pass that pulls them ahead |
+//! | `chain`, `mode` | the order of weights in passes, which are enqueued or in graphs |
+//! | `pass`, `pull` | a pass that pulls weights ahead, and the copies of a pull |
 //! | `gradient` | gradients that ranks compute whole, summed where their rows are owned |
 //! | `memory` | views of memory that is used in turn |
 
@@ -17,8 +18,10 @@ mod format;
 mod gradient;
 mod layout;
 mod memory;
+mod mode;
 mod pass;
 mod plane;
+mod pull;
 mod set;
 mod slots;
 mod split;
@@ -27,8 +30,10 @@ mod weight;
 
 pub use chain::{Chain, ChainConfig, Places};
 pub use format::{Bf16, Fp8, Mxfp8, Nvfp4, Nvfp4Squares, WeightFormat, WideTensor};
-pub use gradient::{GradientBytes, GradientConfig, GradientScatter};
+pub use gradient::{GradientBytes, GradientCarrier, GradientConfig, GradientScatter};
+pub use mode::{Captured, Eager, Mode};
 pub use pass::{Gathered, Pass};
+pub use pull::PullStreams;
 pub use set::ShardSet;
 pub use slots::SlotPlan;
 pub use split::EqualShards;

@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
 use super::chain::{Chain, ChainPass, Position};
 use super::format::WeightFormat;
-use super::memory::{lend, write_access};
+use super::memory::write_access;
+use super::mode::{Eager, Mode};
 use super::set::ShardSet;
 use super::step::Published;
 use super::weight::WeightId;
@@ -17,10 +19,10 @@ use crate::runtime::{Error, Event, Result, Stream};
 
 /// A pass over the weights of a chain, in their order. Made by [`Published::forward`](super::Published::forward) and [`backward`](super::Published::backward).
 ///
-/// A pass that is dropped before its end gives up; the next one begins anew. A pass begins and ends inside of one capture, or outside of all.
-pub struct Pass<'p, F: WeightFormat> {
+/// A pass that is dropped before its end gives up; the next one begins anew. A pass of a [captured](super::Captured) chain begins and ends inside of one capture, and that of an [eager](Eager) one outside of all.
+pub struct Pass<'p, F: WeightFormat, M: Mode = Eager> {
     set: &'p ShardSet<F>,
-    chain: &'p Chain<F>,
+    chain: &'p Chain<F, M>,
     pass: ChainPass,
     /// The number of the graph that holds the pass; none where it is done at once.
     capture: Option<u64>,
@@ -30,8 +32,8 @@ pub struct Pass<'p, F: WeightFormat> {
     pulled: VecDeque<Event>,
 }
 
-impl<'p, F: WeightFormat> Pass<'p, F> {
-    pub(super) fn begin(published: &'p Published<'_, F>, chain: &'p mut Chain<F>, pass: ChainPass) -> Result<Self> {
+impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
+    pub(super) fn begin(published: &'p Published<'_, F>, chain: &'p mut Chain<F, M>, pass: ChainPass) -> Result<Self> {
         let set = published.set;
         if chain.set != set.id {
             let why = "the chain is of another set: make it of this one".to_owned();
@@ -50,6 +52,10 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
             (None, Some(captured)) => captured.keep(Arc::clone(&set.readable) as Arc<dyn Owner>),
             _ => {}
         }
+        if M::IS_CAPTURED && capture.is_none() {
+            let why = "the chain is for graphs: begin its passes inside Graph::capture, or make it by Chain::new".to_owned();
+            return Err(Error::Invalid { what: "Published", why });
+        }
         let mut pass = Self { set, chain, pass, capture, taken: 0, pulled: VecDeque::new() };
         (0..pass.distance().min(pass.positions().len())).try_for_each(|_| pass.pull())?;
         Ok(pass)
@@ -66,19 +72,13 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
     /// Pulls the next weight, if there is one, after what its slot was used for before.
     fn pull(&mut self) -> Result<()> {
         let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
-        let Chain { pulls, own, slots, .. } = self.chain;
-        // After the casts, and after all ranks have published: both are uses of the planes.
-        note(pulls, &[self.set.planes.local().view().access("shards"), write_access(&slots[position.slot])])?;
-        // The own rows beside those of others, between two events: the uses above are those of both streams.
-        let is_divided = !position.others.is_empty() && !position.own.is_empty();
-        let own = if is_divided { own } else { pulls };
-        own.wait(&pulls.mark()?)?;
+        let Chain { pulls, own, second, slots, .. } = self.chain;
+        // Without one it has no copies.
+        let second = second.as_ref().unwrap_or(own);
         let (planes, slot) = (&self.set.planes, &slots[position.slot]);
-        let copied =
-            planes.get_rows_beside(own, &position.own, lend(slot)).and_then(|()| planes.get_rows_each(pulls, &position.others, lend(slot)));
-        // Also where a copy failed: what uses the slot next comes after those that were enqueued.
-        pulls.wait(&own.mark()?)?;
-        copied?;
+        // After the casts, and after all ranks have published: both are uses of the planes.
+        note(pulls, &[planes.local().view().access("shards"), write_access(slot)])?;
+        position.lanes.enqueue(planes, slot, [pulls, own, second])?;
         self.pulled.push_back(pulls.mark()?);
         tracing::trace!(weight = position.name, slot = position.slot, bytes = position.bytes, "pulled");
         Ok(())
@@ -90,7 +90,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
     /// # Errors
     /// [`Error::Invalid`] if the chain has another weight next, or none, with the names of both; [`Error::NotCapturable`](crate::Error::NotCapturable) if only a part of the pass is captured; what
     /// ended the arena; an error of the driver.
-    pub fn take<'a>(&'a mut self, weight: WeightId, compute: &Stream) -> Result<Gathered<'a, F>> {
+    pub fn take<'a>(&'a mut self, weight: WeightId, compute: &Stream) -> Result<Gathered<'a, F, M>> {
         let Some(position) = self.positions().get(self.taken) else {
             return Err(invalid(format!("the pass has no weight after {}: {}", self.last(), self.wanted(weight))));
         };
@@ -101,7 +101,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         if captures != [self.capture; 2] {
             return Err(Error::NotCapturable {
                 what: "a part of a pass",
-                mend: "name the stream of the computation and Chain::streams to Graph::capture, and begin and finish the pass inside",
+                mend: "make the chain by Chain::captured, name Chain::streams and the stream of the computation to Graph::capture, and begin and finish the pass inside",
             });
         }
         if self.pulled.is_empty() {
@@ -116,7 +116,7 @@ impl<'p, F: WeightFormat> Pass<'p, F> {
         if self.distance() > 0 {
             self.pull()?;
         }
-        Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: std::marker::PhantomData })
+        Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: PhantomData })
     }
 
     /// The weight that is lent next; none at the end.
@@ -165,14 +165,14 @@ fn invalid(why: String) -> Error {
 ///     Ok(())
 /// }
 /// ```
-pub struct Gathered<'a, F: WeightFormat> {
+pub struct Gathered<'a, F: WeightFormat, M: Mode = Eager> {
     tensors: &'a [F::Tensor],
     name: &'a str,
     /// No other weight is taken meanwhile.
-    pass: std::marker::PhantomData<&'a mut ()>,
+    pass: PhantomData<&'a mut M>,
 }
 
-impl<'a, F: WeightFormat> Gathered<'a, F> {
+impl<'a, F: WeightFormat, M: Mode> Gathered<'a, F, M> {
     /// The matrix, or the first expert.
     pub fn tensor(&self) -> &'a F::Tensor {
         &self.tensors[0]
@@ -189,7 +189,7 @@ impl<'a, F: WeightFormat> Gathered<'a, F> {
     }
 }
 
-impl<F: WeightFormat> Deref for Gathered<'_, F> {
+impl<F: WeightFormat, M: Mode> Deref for Gathered<'_, F, M> {
     type Target = F::Tensor;
 
     fn deref(&self) -> &F::Tensor {
@@ -197,14 +197,61 @@ impl<F: WeightFormat> Deref for Gathered<'_, F> {
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Gathered<'_, F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Gathered<'_, F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Gathered").field(&self.name).finish()
     }
 }
 
-impl<F: WeightFormat> fmt::Debug for Pass<'_, F> {
+impl<F: WeightFormat, M: Mode> fmt::Debug for Pass<'_, F, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pass").field("pass", &self.pass).field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::comm::{EmulatedCommunicator, Team, WorldSize};
+    use crate::runtime::Runtime;
+    use crate::sharded::{Bf16, ChainConfig, Weight};
+    use crate::symmetric::{Arena, ArenaOptions};
+
+    /// On two ranks: four events are recorded and waited for, a stream is asked once whether it is captured, and there is a copy from each rank.
+    #[test]
+    fn a_pull_is_eleven_calls_of_the_driver() {
+        let (runtime, world) = (Runtime::emulated(2).unwrap(), WorldSize::new(2).unwrap());
+        let ranks = EmulatedCommunicator::world_of(&runtime, world).unwrap();
+        let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
+        let weights = ["a", "b", "c", "d"].map(|name| Weight::new(name, [8, 8]));
+        let mut sets = Vec::new();
+        for (rank, stream) in ranks.iter().zip(&streams) {
+            let arena = Arena::open(rank, ArenaOptions::default()).unwrap();
+            let member = Team::all(world).member(arena.rank()).unwrap();
+            let set = ShardSet::<Bf16>::new(stream, &arena, &member, weights.to_vec()).unwrap();
+            let config = ChainConfig::new(&set, set.weights().map(|(id, _)| id)).unwrap();
+            let chain = Chain::new(stream, &set, &config).unwrap();
+            sets.push((set, chain));
+        }
+        for ((set, _), stream) in sets.iter_mut().zip(&streams) {
+            set.update(stream).unwrap().publish().unwrap();
+        }
+        let calls = || runtime.0.backend.cluster().expect("it is emulated").calls.load(Ordering::Relaxed);
+        for ((set, chain), stream) in sets.iter_mut().zip(&streams) {
+            let published = Published::of(set).unwrap();
+            for _ in 0..2 {
+                let mut pass = published.forward(chain).unwrap();
+                let ids: Vec<_> = set.weights().map(|(id, _)| id).collect();
+                pass.take(ids[0], stream).unwrap();
+                pass.take(ids[1], stream).unwrap();
+                let before = calls();
+                pass.take(ids[2], stream).unwrap();
+                assert_eq!(calls() - before, 11, "a wait for the third weight, and the pull of the fourth");
+                pass.take(ids[3], stream).unwrap();
+                pass.finish().unwrap();
+            }
+        }
     }
 }

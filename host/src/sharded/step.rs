@@ -10,6 +10,7 @@ use oxtile_tile::num::bf16;
 use super::chain::{Chain, ChainPass};
 use super::format::WeightFormat;
 use super::layout::Entry;
+use super::mode::Mode;
 use super::pass::Pass;
 use super::set::ShardSet;
 use super::weight::WeightId;
@@ -147,9 +148,9 @@ impl<'s, F: WeightFormat> Published<'s, F> {
     /// Begins a forward pass of a chain: its first weights are pulled.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a chain of another set; [`Error::NotCapturable`] if one of the chain's streams alone is captured, or the step in another graph than the pass; what ended the
+    /// [`Error::Invalid`] for a chain of another set, or a captured one outside of a capture; [`Error::NotCapturable`] if one of the chain's streams alone is captured, or the step in another graph than the pass; what ended the
     /// arena; an error of the driver.
-    pub fn forward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
+    pub fn forward<'p, M: Mode>(&'p self, chain: &'p mut Chain<F, M>) -> Result<Pass<'p, F, M>> {
         Pass::begin(self, chain, ChainPass::Forward)
     }
 
@@ -158,7 +159,7 @@ impl<'s, F: WeightFormat> Published<'s, F> {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn backward<'p>(&'p self, chain: &'p mut Chain<F>) -> Result<Pass<'p, F>> {
+    pub fn backward<'p, M: Mode>(&'p self, chain: &'p mut Chain<F, M>) -> Result<Pass<'p, F, M>> {
         Pass::begin(self, chain, ChainPass::Backward)
     }
 }

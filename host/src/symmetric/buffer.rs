@@ -179,26 +179,29 @@ impl<T: Pod> SymmetricBuffer<T> {
     /// [`Peer::get_rows`], by one call of the driver where that can be.
     #[track_caller]
     pub(crate) fn get_rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
-        self.rows_each(stream, pieces, target, true)
+        let target = target.access("target");
+        let copies = self.copies_into(pieces, [target.address, target.bytes / size_of::<T>() as u64], Location::caller())?;
+        self.enqueue_copies(stream, "SymmetricBuffer::get_rows_each", &[target], &copies)
     }
 
-    /// The same, of whose use of the target the runtime is not told: the caller has told it of one by another stream, and events order this stream after that one and before its
+    /// The copies of rows of several ranks to places of a buffer, which may be enqueued any number of times ([`enqueue_noted`](Self::enqueue_noted)).
+    #[track_caller]
+    pub(crate) fn copies_of_rows(&self, pieces: &[(Rank, Rows)], target: &Buffer<T>) -> Result<Vec<Copy>> {
+        self.copies_into(pieces, [target.address(), target.len()], Location::caller())
+    }
+
+    /// Enqueues copies to a buffer of whose use the runtime is not told: the caller has noted it, on this stream or on another one that events order this one after, and before its
     /// later work.
-    #[track_caller]
-    pub(crate) fn get_rows_beside(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
-        self.rows_each(stream, pieces, target, false)
+    pub(crate) fn enqueue_noted(&self, stream: &Stream, copies: &[Copy]) -> Result<()> {
+        self.enqueue_copies(stream, "SymmetricBuffer::enqueue_noted", &[], copies)
     }
 
-    #[track_caller]
-    fn rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>, is_told: bool) -> Result<()> {
+    fn copies_into(&self, pieces: &[(Rank, Rows)], [target, len]: [u64; 2], caller: Caller) -> Result<Vec<Copy>> {
         const WHAT: &str = "SymmetricBuffer::get_rows_each";
-        let (caller, len, target) = (Location::caller(), target.len(), target.access("target"));
         let size = size_of::<T>() as u64;
-        let copy = |rank: Rank, rows: Rows| rows.copy(WHAT, size, [self.peer(rank)?.address, target.address], [self.len(), len], caller);
+        let copy = |rank: Rank, rows: Rows| rows.copy(WHAT, size, [self.peer(rank)?.address, target], [self.len(), len], caller);
         let some = pieces.iter().filter(|(_, rows)| rows.count > 0 && rows.width > 0);
-        let copies = some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows)));
-        let (copies, accesses) = (copies.collect::<Result<Vec<_>>>()?, [target]);
-        self.enqueue_copies(stream, WHAT, if is_told { &accesses } else { &[] }, &copies)
+        some.flat_map(|(rank, rows)| rows.pieces(size).into_iter().map(|rows| copy(*rank, rows))).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Planted bugs of gradients that travel: the protocol of `GradientScatter` by hand, with one step of it left out, is reported under every seed.
 
 use oxtile::runtime::RaceKind;
-use oxtile::sum_parts::AddParts;
+use oxtile::sum_parts::{AddParts, Before, PartApart, RankParts};
 use oxtile::symmetric::{Arena, ArenaOptions, Flags, Pitched, Rows, SymmetricBuffer};
 use oxtile::{Buffer, Error, PinnedBuffer, Result, Stream};
 
@@ -15,6 +15,8 @@ enum Bug {
     Nothing,
     /// The gradient is computed again before it was put (R-ETP-17 of TransformerEngine #2960).
     InputReused,
+    /// The gradient is computed again before the sum has read the own rows.
+    OwnReused,
     /// Rows are put before the owner has added up those before them.
     SlotOverwritten,
     /// Parts are added up before they are there.
@@ -53,44 +55,40 @@ impl Rank {
         let streams = [device.stream()?, device.urgent_stream()?, device.urgent_stream()?, device.stream()?];
         let compute = &streams[0];
         let [whole, main, used] = [ROWS * COLUMNS, ROWS * COLUMNS / 2, ROWS * COLUMNS / 2].map(|len| Buffer::<f32>::zeros(compute, len));
-        let (slots, flags) = (arena.buffer(ROWS * COLUMNS)?, arena.flags("planted gradients", 2)?);
+        let (slots, flags) = (arena.buffer(ROWS * COLUMNS / 2)?, arena.flags("planted gradients", 2)?);
         Ok(Self { arena: arena.clone(), whole: whole?, main: main?, used: used?, slots, flags, streams })
     }
 
     /// A round of a gradient: computed, sent, summed, used.
     fn round(&mut self, world: &World, add: &AddParts<f32>, rank: usize, bug: Bug) -> Result<()> {
         let [compute, send, sum, hook] = &self.streams;
-        let (me, other) = (world.rank(rank as u32), world.rank(1 - rank as u32));
+        let other = world.rank(1 - rank as u32);
         let mut whole = alias(&self.whole);
         whole.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &[rank as f32 + 1.0; 16])?)?;
-        send.wait(&compute.record()?)?;
+        let written = compute.record()?;
+        send.wait(&written)?;
+        sum.wait(&written)?;
         if bug != Bug::SlotOverwritten {
             self.flags.take_back(send, FREE, other)?;
         }
         let half = ROWS * COLUMNS / 2;
-        let to = |owner: u64| Rows {
-            count: 1,
-            width: half,
-            from: Pitched { start: owner * half, pitch: half },
-            to: Pitched { start: rank as u64 * half, pitch: half },
-        };
-        self.slots.peer(other)?.put_rows(send, &alias(&self.whole), to(1 - rank as u64))?;
+        let [from, to] = [(1 - rank as u64) * half, 0].map(|start| Pitched { start, pitch: half });
+        self.slots.peer(other)?.put_rows(send, &alias(&self.whole), Rows { count: 1, width: half, from, to })?;
         self.flags.set(send, READY, other)?;
-        // The own rows come after the sum that has read them.
-        send.wait(&sum.record()?)?;
-        self.slots.peer(me)?.put_rows(send, &alias(&self.whole), to(rank as u64))?;
         if bug != Bug::InputReused {
             compute.wait(&send.record()?)?;
         }
-        if bug == Bug::SumBeforeReady {
-            // What was there in the round before would hide it: the flag is taken after the sum.
-            sum.wait(&send.record()?)?;
-        } else {
-            sum.wait(&send.record()?)?;
+        // What was there in the round before would hide it: the flag is taken after the sum.
+        if bug != Bug::SumBeforeReady {
             self.flags.take_back(sum, READY, other)?;
         }
-        let (parts, mut main) = (alias(self.slots.local()), alias(&self.main));
-        add.run(sum, parts.view(), 2, half, 0.5, main.view_mut())?;
+        let (parts, whole, mut main) = (alias(self.slots.local()), alias(&self.whole), alias(&self.main));
+        let own = whole.view().slice(rank as u64 * half, (rank as u64 + 1) * half);
+        let apart = Some(PartApart { rank: rank as u32, part: own, width: half, pitch: half });
+        add.add(sum, RankParts { parts: parts.view(), count: 2, stride: half, apart }, 0.5, Before::Kept, main.view_mut())?;
+        if bug != Bug::OwnReused {
+            compute.wait(&sum.record()?)?;
+        }
         if bug == Bug::SumBeforeReady {
             self.flags.take_back(sum, READY, other)?;
         }
@@ -157,6 +155,11 @@ fn the_right_order_is_silent() {
 #[test]
 fn an_input_that_is_reused_before_it_was_put() {
     planted(Bug::InputReused, &[RaceKind::Unordered]);
+}
+
+#[test]
+fn an_input_that_is_reused_before_its_own_rows_were_summed() {
+    planted(Bug::OwnReused, &[RaceKind::Unordered]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use oxtile::comm::{Communicator, EmulatedCommunicator, Team, WorldSize};
 use oxtile::num::bf16;
-use oxtile::sharded::{Bf16, GradientConfig, GradientScatter, Mxfp8, Weight, WeightFormat};
+use oxtile::sharded::{Bf16, GradientCarrier, GradientConfig, GradientScatter, Mxfp8, Weight, WeightFormat};
 use oxtile::sum_parts::Summand;
 use oxtile::{Error, Graph, Result, Stream};
 
@@ -146,5 +146,5 @@ fn what_is_for_an_arena_is_refused() {
     // Two slots of two parts of 32 elements, as the first rank has all rows; nothing is packed.
     let weights = [Weight::new("w", [4, 8])];
     let gradients = GradientScatter::<f32>::by_messages::<Mxfp8, _>(&world.streams[0], comm, &weights, THIRD).unwrap();
-    assert_eq!(gradients.bytes().slots, 2 * 2 * 32 * 4);
+    assert_eq!((gradients.bytes().slots, gradients.carrier()), (2 * 2 * 32 * 4, GradientCarrier::Messages));
 }

@@ -27,6 +27,8 @@ pub struct Case {
     pub seed: u64,
     /// The first rank that is called in each step; the others follow round.
     pub first: usize,
+    /// Whether each step replaces the main gradients.
+    pub replaces: bool,
 }
 
 /// How a step is called.
@@ -95,6 +97,9 @@ pub fn expected<E: Float, F: WeightFormat>(case: &Case, number: usize, owner: u3
     let part = |rank, step| rows_of::<F>(weight, case.ranks, owner, &gradient::<E>(weight, number, rank, step));
     let mut main = vec![0.0_f32; part(0, 0).len()];
     for step in 0..case.steps {
+        if case.replaces {
+            main.fill(0.0);
+        }
         let parts: Vec<_> = (0..case.ranks).map(|rank| part(rank, step)).collect();
         for (i, main) in main.iter_mut().enumerate() {
             let sum = parts.iter().map(|part| part[i]).reduce(|sum, x| sum + x).unwrap_or(0.0);
@@ -170,11 +175,21 @@ where
 
 impl Case {
     pub fn new(ranks: u32, calls: Calls) -> Self {
-        Self { ranks, weights: weights(), calls, steps: 3, seed: 1, first: 0 }
+        Self { ranks, weights: weights(), calls, steps: 3, seed: 1, first: 0, replaces: false }
     }
 
     pub fn seeded(self, seed: u64) -> Self {
         Self { seed, first: seed as usize % self.ranks as usize, ..self }
+    }
+
+    fn step<E: Element>(&self, side: &Side<E>) -> Result<Vec<WeightId>>
+    where
+        f32: Summand<E>,
+    {
+        if self.replaces {
+            side.gradients.replace_grads(&side.compute)?;
+        }
+        side.step()
     }
 
     /// Runs it, and compares every rank's main gradients.
@@ -192,7 +207,7 @@ impl Case {
         for side in sides.iter().filter(|_| self.calls != Calls::Eager) {
             let [send, sum] = side.gradients.streams();
             graphs.push(Graph::capture(&[&side.compute, send, sum], || {
-                assert_eq!(side.step()?, all_in_order);
+                assert_eq!(self.step(side)?, all_in_order);
                 Ok::<_, oxtile::Error>(())
             })?);
         }
@@ -204,7 +219,7 @@ impl Case {
                 if self.calls == Calls::Captured || (self.calls == Calls::Mixed && step % 2 == 0) {
                     graphs[rank].replay(&side.compute)?;
                 } else {
-                    assert_eq!(side.step()?, all_in_order);
+                    assert_eq!(self.step(side)?, all_in_order);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use oxtile::comm::Team;
 use oxtile::quantize::Direction;
-use oxtile::sharded::{self, Bf16, Chain, ChainConfig, Fp8, ShardSet, Weight, WeightFormat};
+use oxtile::sharded::{self, Bf16, Chain, ChainConfig, Fp8, PullStreams, ShardSet, Weight, WeightFormat};
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Result, Stream};
 
@@ -33,7 +33,8 @@ fn pulls_the_cast_of_the_whole<F: Oracle>() {
                 .zip(&world.streams)
                 .map(|(holder, stream)| {
                     let order = holder.set.weights().map(|(id, _)| id);
-                    let config = ChainConfig { distance: ranks % 3, ..ChainConfig::new(&holder.set, order).unwrap() };
+                    let streams = [PullStreams::One, PullStreams::Two][ranks as usize / 2 % 2];
+                    let config = ChainConfig { distance: ranks % 3, streams, ..ChainConfig::new(&holder.set, order).unwrap() };
                     Chain::new(stream, &holder.set, &config).unwrap()
                 })
                 .collect();

@@ -5,7 +5,9 @@ use std::time::Duration;
 use oxtile::comm::{Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::quantize::{Direction, Mxfp8 as Casts, Nvfp4 as Nvfp4Casts};
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, ShardSet, Weight, WeightFormat, WeightId};
+use oxtile::sharded::{
+    Bf16, Captured, Chain, ChainConfig, Fp8, Gathered, Mxfp8, Nvfp4, Pass, Published, PullStreams, ShardSet, Weight, WeightFormat, WeightId,
+};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions, FlagName, SymmetricError};
 use oxtile::{Buffer, Error, Result, Stream};
@@ -22,6 +24,16 @@ pub fn weights() -> Vec<Weight> {
 pub fn chain<F: WeightFormat>(holder: &Holder<F>, stream: &Stream, of: impl FnOnce(ChainConfig) -> ChainConfig) -> Result<Chain<F>> {
     let order = holder.set.weights().map(|(id, _)| id);
     Chain::new(stream, &holder.set, &of(ChainConfig::new(&holder.set, order)?))
+}
+
+/// One for graphs.
+pub fn captured_chain<F: WeightFormat>(
+    holder: &Holder<F>,
+    stream: &Stream,
+    of: impl FnOnce(ChainConfig) -> ChainConfig,
+) -> Result<Chain<F, Captured>> {
+    let order = holder.set.weights().map(|(id, _)| id);
+    Chain::captured(stream, &holder.set, &of(ChainConfig::new(&holder.set, order)?))
 }
 
 /// What a product would read of a weight, in bf16.
@@ -242,6 +254,8 @@ fn wrong_orders_are_named() {
     let other = holders::<Bf16>(&world, &weights()).remove(0);
     let mut foreign = chain(&other, stream, |config| config).unwrap();
     assert!(invalid(published.forward(&mut foreign)).contains("of another set"));
+    let text = invalid(captured_chain(&holder, stream, |config| ChainConfig { streams: PullStreams::Two, ..config }));
+    assert!(text.contains("`PullStreams::Two` is for eager chains: take `One`"), "{text}");
     let text = invalid(chain(&holder, stream, |config| ChainConfig { memory: Some(1000), ..config }));
     assert!(text.contains("1000"), "{text}");
     assert!(invalid(chain(&holder, stream, |config| ChainConfig { forward: vec![], backward: vec![], ..config })).contains("no weights"));

@@ -50,6 +50,24 @@ fn a_step_is_timed_without_a_comparison() {
     assert!(timed.to_string().ends_with(" tokens a second on each rank"), "{timed}");
 }
 
+/// Passes that are captured in the first step and replayed in the others have the bits of one device, which enqueues its own.
+#[test]
+fn captured_passes_have_the_bits_of_one_device() {
+    let formats = [(3, "bf16"), (2, "mxfp8"), (2, "nvfp4")];
+    for (ranks, format) in formats.into_iter().take(if is_long() { 3 } else { 2 }) {
+        let options = Options { ranks, steps: 2, format: format.to_owned(), is_captured: true, ..Options::default() };
+        let found = compare(&Place::Threads(Runtime::emulated_fast(ranks).unwrap()), &options).unwrap();
+        assert_eq!(found.equal, Some([ranks as usize; 2]), "{format}: {found}");
+        assert!(found.losses[1] < found.losses[0], "{format}: {found}");
+    }
+    if !is_long() {
+        return;
+    }
+    // With the checks of kernels and streams.
+    let options = Options { steps: 2, is_captured: true, ..Options::default() };
+    assert_eq!(compare(&Place::Threads(Runtime::emulated(2).unwrap()), &options).unwrap().equal, Some([2, 2]));
+}
+
 #[test]
 fn a_format_that_is_not_there_is_named() {
     let options = Options { ranks: 1, steps: 1, format: "fp6".to_owned(), ..Options::default() };

@@ -2,13 +2,13 @@
 
 use oxtile::comm::Team;
 use oxtile::num::bf16;
-use oxtile::sharded::{Bf16, Chain, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, Weight};
+use oxtile::sharded::{Bf16, Chain, GradientConfig, GradientScatter, Mode, Mxfp8, Nvfp4, Published, Weight};
 use oxtile::sum_parts::SumParts;
 use oxtile::{Buffer, Graph, Result, Stream};
 
 use crate::gradient_ranks::{Calls, Case};
 use crate::sharded::holders;
-use crate::sharded_calls::{Wide, chain, weights};
+use crate::sharded_calls::{Wide, captured_chain, chain, weights};
 use crate::support::{World, is_long, seeds};
 
 #[test]
@@ -24,6 +24,16 @@ fn every_world_and_element() {
                 case(calls).run::<f32, Mxfp8>().unwrap();
                 case(calls).run::<bf16, Bf16>().unwrap();
             }
+        }
+    }
+}
+
+/// Steps that replace the main gradients leave nothing of those before, eager and in graphs.
+#[test]
+fn a_step_may_replace_what_was_there() {
+    for ranks in 1..=3 {
+        for calls in [Calls::Eager, Calls::Captured, Calls::Mixed] {
+            Case { replaces: true, ..Case::new(ranks, calls) }.run::<bf16, Bf16>().unwrap();
         }
     }
 }
@@ -64,27 +74,55 @@ fn the_order_of_arrival_changes_nothing() {
     }
 }
 
+/// What a rank has of a format.
+struct Passes<F: Wide> {
+    back: F::Back,
+    round: SumParts<bf16, bf16>,
+    gradients: GradientScatter<bf16>,
+    read: Vec<Buffer<bf16>>,
+}
+
+impl<F: Wide> Passes<F> {
+    /// A forward and a backward pass with all gradients.
+    fn run<M: Mode>(&mut self, published: &Published<'_, F>, chain: &mut Chain<F, M>, stream: &Stream) -> Result<()> {
+        let Self { back, round, gradients, read } = self;
+        let mut pass = published.forward(chain)?;
+        while let Some(id) = pass.next_weight() {
+            F::read(back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
+        }
+        pass.finish()?;
+        let mut pass = published.backward(chain)?;
+        while let Some(id) = pass.next_weight() {
+            round.round(stream, read[id.index()].view(), gradients.buffer(id, stream)?)?;
+            gradients.scatter(id, stream, |_| Ok(()))?;
+            F::read(back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
+        }
+        pass.finish()?;
+        gradients.finish(stream, |_| Ok(()))
+    }
+}
+
 /// The bits of all main gradients, and of what the last backward pass read, after eight steps. Values are published eagerly, and another chain is eager too, before or after the passes by
 /// turns; the passes with their gradients are enqueued anew in each step, or are one graph.
 fn bits_after_steps<F: Wide>(ranks: u32, seed: u64, is_captured: bool) -> Vec<Vec<u32>> {
     let (world, weights) = (World::new(ranks, seed), weights());
     let mut holders = holders::<F>(&world, &weights);
-    let (back, round) = (F::back(&world), SumParts::<bf16, bf16>::new(&world.runtime).unwrap());
     let mut sides = Vec::new();
     for (holder, stream) in holders.iter().zip(&world.streams) {
         let member = Team::all(world.size()).member(holder.arena.rank()).unwrap();
         let gradients = GradientScatter::<bf16>::new::<F>(stream, &holder.arena, &member, &weights, GradientConfig::default()).unwrap();
         let padded = |weight: &Weight| weight.shards::<F>(world.size()).padded_rows() * weight.columns;
-        let read: Vec<_> = weights.iter().map(|weight| Buffer::<bf16>::zeros(stream, padded(weight)).unwrap()).collect();
-        let made = || chain(holder, stream, |config| config).unwrap();
-        sides.push((made(), made(), gradients, read, None::<Graph>));
+        let read = weights.iter().map(|weight| Buffer::<bf16>::zeros(stream, padded(weight)).unwrap()).collect();
+        let passes = Passes::<F> { back: F::back(&world), round: SumParts::new(&world.runtime).unwrap(), gradients, read };
+        let eager = || chain(holder, stream, |config| config).unwrap();
+        sides.push((captured_chain(holder, stream, |config| config).unwrap(), [eager(), eager()], passes, None::<Graph>));
     }
-    sides.iter().for_each(|(_, _, gradients, ..)| gradients.open().unwrap());
+    sides.iter().for_each(|(_, _, passes, _)| passes.gradients.open().unwrap());
     for step in 0..8 {
         for (holder, stream) in holders.iter_mut().zip(&world.streams) {
             holder.publish(stream, step).unwrap();
         }
-        for ((holder, stream), (of_passes, eager, gradients, read, graph)) in holders.iter().zip(&world.streams).zip(&mut sides) {
+        for ((holder, stream), (captured, [eager, other], passes, graph)) in holders.iter().zip(&world.streams).zip(&mut sides) {
             let published = Published::of(&holder.set).unwrap();
             let pull = |chain: &mut Chain<F>| {
                 let mut pass = published.forward(chain)?;
@@ -93,39 +131,24 @@ fn bits_after_steps<F: Wide>(ranks: u32, seed: u64, is_captured: bool) -> Vec<Ve
                 }
                 pass.finish()
             };
-            let ([pulls, own], [send, sum]) = (of_passes.streams().map(Clone::clone), gradients.streams());
-            let mut passes = || -> Result<()> {
-                let mut pass = published.forward(of_passes)?;
-                while let Some(id) = pass.next_weight() {
-                    F::read(&back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
-                }
-                pass.finish()?;
-                let mut pass = published.backward(of_passes)?;
-                while let Some(id) = pass.next_weight() {
-                    round.round(stream, read[id.index()].view(), gradients.buffer(id, stream)?)?;
-                    gradients.scatter(id, stream, |_| Ok(()))?;
-                    F::read(&back, stream, pass.take(id, stream)?.tensor(), &mut read[id.index()])?;
-                }
-                pass.finish()?;
-                gradients.finish(stream, |_| Ok(()))
-            };
             if step % 2 == 0 {
-                pull(eager).unwrap();
+                pull(other).unwrap();
             }
             if is_captured {
-                let graph = graph.get_or_insert_with(|| Graph::capture(&[stream, &pulls, &own, send, sum], passes).unwrap());
-                graph.replay(stream).unwrap();
+                let ([pulls, own], [send, sum]) = (captured.streams().map(Clone::clone), passes.gradients.streams().map(Clone::clone));
+                let mut capture = || Graph::capture(&[stream, &pulls, &own, &send, &sum], || passes.run(&published, captured, stream));
+                graph.get_or_insert_with(|| capture().unwrap()).replay(stream).unwrap();
             } else {
-                passes().unwrap();
+                passes.run(&published, eager, stream).unwrap();
             }
             if step % 2 == 1 {
-                pull(eager).unwrap();
+                pull(other).unwrap();
             }
         }
     }
     world.streams.iter().try_for_each(Stream::synchronize).unwrap();
     let mut found = Vec::new();
-    for (stream, (_, _, gradients, read, _)) in world.streams.iter().zip(&sides) {
+    for (stream, (_, _, Passes { gradients, read, .. }, _)) in world.streams.iter().zip(&sides) {
         for id in gradients.ids() {
             let sums = gradients.main_grad(id).unwrap().to_vec(stream).unwrap();
             found.push(sums.iter().map(|sum| sum.to_bits()).collect());

@@ -2,12 +2,12 @@
 
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Mxfp8, Nvfp4, Published, Weight, WeightId};
+use oxtile::sharded::{Bf16, Chain, ChainConfig, Mode, Mxfp8, Nvfp4, Published, Weight, WeightId};
 use oxtile::sum_parts::SumParts;
 use oxtile::{Buffer, Error, Graph, PinnedBuffer, Stream};
 
 use crate::sharded::holders;
-use crate::sharded_calls::{Wide, chain, weights};
+use crate::sharded_calls::{Wide, captured_chain, chain, weights};
 use crate::sharded_ranks::values;
 use crate::support::{World, seeds};
 
@@ -18,7 +18,7 @@ fn replayed<F: Wide>(ranks: u32, seed: u64) {
     let (back, round) = (F::back(&world), SumParts::<f32, bf16>::new(&world.runtime).unwrap());
     let mut all = Vec::new();
     for (holder, stream) in holders.iter_mut().zip(&world.streams) {
-        let mut chain = chain(holder, stream, |config| config).unwrap();
+        let mut chain = captured_chain(holder, stream, |config| config).unwrap();
         let rows: Vec<_> = holder.set.weights().map(|(id, _)| holder.set.own_rows(id).unwrap()).collect();
         let own: Vec<_> = weights
             .iter()
@@ -105,19 +105,25 @@ fn a_step_is_captured_from_its_first_call() {
     }
 }
 
+/// An eager chain has no pass in a graph, and one for graphs has none outside.
 #[test]
-fn a_pass_is_captured_whole() {
+fn a_chain_is_eager_or_captured() {
     let world = World::new(1, 0);
     let stream = &world.streams[0];
     let mut holder = holders::<Bf16>(&world, &weights()).remove(0);
     holder.publish(stream, 0).unwrap();
-    let ids: Vec<_> = holder.set.weights().map(|(id, _)| id).collect();
-    let mut own = chain(&holder, stream, |config| config).unwrap();
-    let [pulls, beside] = own.streams().map(Clone::clone);
+    let (mut eager, mut captured) =
+        (chain(&holder, stream, |config| config).unwrap(), captured_chain(&holder, stream, |config| config).unwrap());
     let published = Published::of(&holder.set).unwrap();
-    let mut pass = published.forward(&mut own).unwrap();
-    let captured = Graph::capture(&[stream, &pulls, &beside], || pass.take(ids[0], stream).map(|_| ()));
-    assert!(matches!(captured, Err(Error::NotCapturable { .. })), "{captured:?}");
+    let whole = Graph::capture(&[stream], || {
+        let mut pass = published.forward(&mut eager)?;
+        let first = pass.next_weight().expect("three weights");
+        pass.take(first, stream).map(drop)
+    });
+    assert!(matches!(whole, Err(Error::NotCapturable { .. })), "{whole:?}");
+    for error in [published.forward(&mut captured).map(drop).unwrap_err(), published.backward(&mut captured).map(drop).unwrap_err()] {
+        assert!(error.to_string().contains("begin its passes inside Graph::capture, or make it by Chain::new"), "{error}");
+    }
 }
 
 /// What is captured in part is refused before anything is enqueued, and says what to name.
@@ -126,7 +132,8 @@ fn a_part_of_a_pass_is_refused() {
     let world = World::new(1, 0);
     let stream = &world.streams[0];
     let mut holder = holders::<Bf16>(&world, &weights()).remove(0);
-    let mut own = chain(&holder, stream, |config| ChainConfig { distance: 0, ..config }).unwrap();
+    let distance = |config| ChainConfig { distance: 0, ..config };
+    let (mut own, mut eager) = (captured_chain(&holder, stream, distance).unwrap(), chain(&holder, stream, distance).unwrap());
     let [pulls, beside] = own.streams().map(Clone::clone);
     let refused = |captured: Result<Graph, Error>, what: &str| match captured {
         Err(error @ Error::NotCapturable { .. }) => assert!(error.to_string().contains(what), "{error}"),
@@ -145,12 +152,20 @@ fn a_part_of_a_pass_is_refused() {
     holder.publish(stream, 0).unwrap();
     let published = Published::of(&holder.set).unwrap();
     refused(Graph::capture(&[stream, &pulls], || published.forward(&mut own).map(drop)), "one stream of a chain");
-    let mut pass = published.forward(&mut own).unwrap();
+    let mut pass = published.forward(&mut eager).unwrap();
     let first = pass.next_weight().unwrap();
-    refused(Graph::capture(&[stream, &pulls, &beside], || pass.take(first, stream).map(drop)), "a part of a pass");
     refused(Graph::capture(&[stream], || pass.take(first, stream).map(drop)), "a part of a pass");
     pass.take(first, stream).unwrap();
     drop(pass);
+    // Begun inside, and taken from after it.
+    let mut left = None;
+    Graph::capture(&[stream, &pulls, &beside], || {
+        left = Some(published.forward(&mut own)?);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    let error = left.take().unwrap().take(first, stream).map(drop).unwrap_err();
+    assert!(matches!(error, Error::NotCapturable { .. }) && error.to_string().contains("a part of a pass"), "{error}");
     refused(
         Graph::capture(&[&pulls, &beside], || {
             let mut pass = published.forward(&mut own)?;
@@ -166,7 +181,7 @@ fn a_pass_is_not_replayed_while_values_are_written() {
     let world = World::new(1, 0);
     let stream = &world.streams[0];
     let mut holder = holders::<Bf16>(&world, &weights()).remove(0);
-    let mut own = chain(&holder, stream, |config| config).unwrap();
+    let mut own = captured_chain(&holder, stream, |config| config).unwrap();
     let [pulls, beside] = own.streams().map(Clone::clone);
     holder.publish(stream, 0).unwrap();
     let graph = Graph::capture(&[stream, &pulls, &beside], || {
@@ -187,6 +202,20 @@ fn a_pass_is_not_replayed_while_values_are_written() {
     stream.synchronize().unwrap();
 }
 
+/// Reads the weights of a pass of a chain of either kind.
+fn pass_of<M: Mode>(
+    published: &Published<'_, Bf16>,
+    chain: &mut Chain<Bf16, M>,
+    (stream, copy): (&Stream, &SumParts<bf16, bf16>),
+    read: &mut [Buffer<bf16>],
+) -> Result<(), Error> {
+    let mut pass = published.forward(chain)?;
+    while let Some(id) = pass.next_weight() {
+        copy.round(stream, pass.take(id, stream)?.data.view(), read[id.index()].view_mut())?;
+    }
+    pass.finish()
+}
+
 /// A captured chain and an eager one in turn, in both orders, step after step: a weight of the eager one is pulled between two replays of the other.
 #[test]
 fn a_captured_chain_and_an_eager_one_in_both_orders() {
@@ -197,9 +226,10 @@ fn a_captured_chain_and_an_eager_one_in_both_orders() {
         let mut sides = Vec::new();
         for (holder, stream) in holders.iter().zip(&world.streams) {
             let ids: Vec<_> = holder.set.weights().map(|(id, _)| id).collect();
-            let made = |ids: &[WeightId]| Chain::new(stream, &holder.set, &ChainConfig::new(&holder.set, ids.to_vec()).unwrap()).unwrap();
+            let of = |ids: &[WeightId]| ChainConfig::new(&holder.set, ids.to_vec()).unwrap();
             let read: Vec<_> = weights.iter().map(|weight| Buffer::<bf16>::zeros(stream, weight.rows * weight.columns).unwrap()).collect();
-            sides.push((made(&[ids[0], ids[2]]), made(&[ids[1]]), read));
+            let captured = Chain::captured(stream, &holder.set, &of(&[ids[0], ids[2]])).unwrap();
+            sides.push((captured, Chain::new(stream, &holder.set, &of(&[ids[1]])).unwrap(), read));
         }
         let mut graphs: Vec<Option<Graph>> = vec![None, None];
         let mut found = Vec::new();
@@ -210,21 +240,15 @@ fn a_captured_chain_and_an_eager_one_in_both_orders() {
             for (((holder, stream), (captured, eager, read)), graph) in holders.iter().zip(&world.streams).zip(&mut sides).zip(&mut graphs)
             {
                 let published = Published::of(&holder.set).unwrap();
-                let pass_of = |chain: &mut Chain<Bf16>, read: &mut [Buffer<bf16>]| {
-                    let mut pass = published.forward(chain)?;
-                    while let Some(id) = pass.next_weight() {
-                        copy.round(stream, pass.take(id, stream)?.data.view(), read[id.index()].view_mut())?;
-                    }
-                    pass.finish()
-                };
                 if graph.is_none() {
                     let [pulls, beside] = captured.streams().map(Clone::clone);
-                    *graph = Some(Graph::capture(&[stream, &pulls, &beside], || pass_of(captured, read)).unwrap());
+                    *graph =
+                        Some(Graph::capture(&[stream, &pulls, &beside], || pass_of(&published, captured, (stream, &copy), read)).unwrap());
                 }
                 for is_captured in if (seed + u64::from(step)) % 2 == 0 { [true, false] } else { [false, true] } {
                     match is_captured {
                         true => graph.as_ref().unwrap().replay(stream).unwrap(),
-                        false => pass_of(eager, read).unwrap(),
+                        false => pass_of(&published, eager, (stream, &copy), read).unwrap(),
                     }
                 }
                 for (at, read) in read.iter().enumerate() {
@@ -261,30 +285,31 @@ fn a_captured_pass_multiplies_what_eager_steps_publish() {
         let tokens: Vec<half::bf16> = (0..TOKENS * 128).map(|at| half::bf16::from_f32((at % 7) as f32 - 3.0)).collect();
         let mut sides = Vec::new();
         for (holder, stream) in holders.iter().zip(&world.streams) {
-            let made = chain(holder, stream, |config| config).unwrap();
+            let made = captured_chain(holder, stream, |config| config).unwrap();
+            let eager = chain(holder, stream, |config| config).unwrap();
             let input = Buffer::<bf16>::from_slice(stream, &tokens).unwrap();
             let outputs: Vec<_> = weights.iter().map(|weight| Buffer::<f32>::zeros(stream, TOKENS * weight.rows).unwrap()).collect();
-            sides.push((made, input, outputs));
+            sides.push((made, eager, input, outputs));
         }
         let places: Vec<_> = sides.iter().map(|(chain, ..)| chain.places()).collect();
         let mut graphs: Vec<Option<Graph>> = vec![None, None];
         let mut bound = Vec::new();
         let mut chains = Vec::new();
-        for (((made, input, outputs), places), stream) in sides.iter_mut().zip(&places).zip(&world.streams) {
+        for (((made, eager, input, outputs), places), stream) in sides.iter_mut().zip(&places).zip(&world.streams) {
             let mut products = Vec::new();
             for (at, (gemm, output)) in gemms.iter().zip(outputs).enumerate() {
                 let (weight, k) = (&places.forward(at).unwrap()[0], weights[at].columns);
                 products.push(gemm.bind(stream, input.view().slice(0, TOKENS * k), weight.data.view(), None, output.view_mut()).unwrap());
             }
             bound.push(products);
-            chains.push(made);
+            chains.push((made, eager));
         }
         for step in 0..4 {
             for (holder, stream) in holders.iter_mut().zip(&world.streams) {
                 holder.publish(stream, step).unwrap();
             }
             let all = holders.iter().zip(&world.streams).zip(&mut graphs).zip(&mut bound).zip(&mut chains);
-            for ((((holder, stream), graph), products), chain) in all {
+            for ((((holder, stream), graph), products), (chain, eager)) in all {
                 if graph.is_none() {
                     let [pulls, beside] = chain.streams().map(Clone::clone);
                     let captured = Graph::capture(&[stream, &pulls, &beside], || {
@@ -302,7 +327,7 @@ fn a_captured_pass_multiplies_what_eager_steps_publish() {
                 graph.as_ref().unwrap().replay(stream).unwrap();
                 // An eager pass between two replays.
                 if step % 2 == 1 {
-                    holder.pass(chain, stream, true).unwrap();
+                    holder.pass(eager, stream, true).unwrap();
                 }
             }
         }

@@ -94,7 +94,11 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
     (
         "I6",
         "a sent buffer is given out again after what has read it",
-        &["gradient_calls::a_rank_may_be_ahead", "gradient_bugs::an_input_that_is_reused_before_it_was_put"],
+        &[
+            "gradient_calls::a_rank_may_be_ahead",
+            "gradient_bugs::an_input_that_is_reused_before_it_was_put",
+            "gradient_bugs::an_input_that_is_reused_before_its_own_rows_were_summed",
+        ],
     ),
     (
         "I7",
@@ -105,6 +109,7 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
         "I8",
         "chains do not cross, and a pass is in one graph or in none",
         &[
+            "sharded_graphs::a_chain_is_eager_or_captured",
             "sharded_graphs::a_part_of_a_pass_is_refused",
             "sharded_graphs::a_pass_is_not_replayed_while_values_are_written",
             "sharded_graphs::a_captured_chain_and_an_eager_one_in_both_orders",

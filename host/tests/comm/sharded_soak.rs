@@ -4,7 +4,9 @@ use oxtile::comm::{Team, WorldSize};
 use oxtile::num::bf16;
 use oxtile::quantize::Direction;
 use oxtile::runtime::{DeviceUsage, Exploration, Mode, explore};
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Fp8, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, ShardSet, Weight};
+use oxtile::sharded::{
+    Bf16, Chain, ChainConfig, Fp8, GradientConfig, GradientScatter, Mxfp8, Nvfp4, Published, PullStreams, ShardSet, Weight,
+};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::timeline::{Activity, Span, Timeline};
@@ -42,7 +44,8 @@ fn random_chain<F: Oracle>(seed: u64) {
     let (ranks, distance, weights) = (1 + random.below(4) as u32, random.below(4) as u32, random_weights::<F>(random));
     let world = World::new(ranks, seed);
     let mut holders = holders::<F>(&world, &weights);
-    let of = |config| ChainConfig { distance, ..config };
+    let streams = if seed.is_multiple_of(2) { PullStreams::One } else { PullStreams::Two };
+    let of = |config| ChainConfig { distance, streams, ..config };
     let mut chains: Vec<_> = holders.iter().zip(&world.streams).map(|(holder, stream)| chain(holder, stream, of).unwrap()).collect();
     for step in 0..2 {
         for (holder, stream) in holders.iter_mut().zip(&world.streams) {

@@ -105,7 +105,7 @@ fn replays(rank: &HostRank, options: ArenaOptions) -> Result<()> {
     let weights = [Weight::new("first", [256, 128]), Weight::new("second", [500, 64]), Weight::new("third", [33, 1024])];
     let mut set = ShardSet::<Bf16>::new(&stream, &arena, &member, weights.to_vec())?;
     let ids: Vec<_> = set.weights().map(|(id, _)| id).collect();
-    let mut chain = Chain::new(&stream, &set, &ChainConfig::new(&set, ids.clone())?)?;
+    let mut chain = Chain::captured(&stream, &set, &ChainConfig::new(&set, ids.clone())?)?;
     let rows: Vec<_> = ids.iter().map(|id| set.own_rows(*id)).collect::<Result<_>>()?;
     let own = weights.iter().zip(&rows).map(|(weight, rows)| Buffer::<f32>::zeros(&stream, (rows.end - rows.start) * weight.columns));
     let mut own = own.collect::<Result<Vec<_>>>()?;

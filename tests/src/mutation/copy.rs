@@ -1,9 +1,11 @@
 //! Mutants of copies, fills and sums of parts.
 
+use std::marker::PhantomData;
+
 use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::fill::{FillRows, FillRowsArgs};
-use oxtile_kernels::sum_parts::{AddParts, AddPartsArgs, LargestPart, LargestPartArgs, SumParts, SumPartsArgs};
+use oxtile_kernels::sum_parts::{AddParts, AddPartsArgs, Kept, LargestPart, LargestPartArgs, Places, SumParts, SumPartsArgs, Zero};
 
 use super::Job;
 use super::device::{Device, words};
@@ -36,13 +38,19 @@ fn sum_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
     Ok(device.download(&sum))
 }
 
-/// The same, scaled and added to what the target held.
+/// The same, scaled and added to what the target held; and in rows, of which those of the second part lie apart, written to a target that is not read.
 fn add_parts(device: &Device) -> Result<Vec<u32>, Outcome> {
     let floats = |count: usize| words(count).into_iter().map(|word| word & 0x3fff_ffff).collect::<Vec<_>>();
     let (parts, mut target) = (device.upload("parts", &floats(3 * 2060)), device.upload("target", &floats(2057)));
-    let args = AddPartsArgs { parts: parts.view(), target: target.view_mut(), count: 3, stride: 2060, scale: 0.25 };
-    device.launch::<AddParts<f32>>(args)?;
-    Ok(device.download(&target))
+    let places = Places { count: 3, rank: 0, stride: 2060, width: 2057, pitch: 0 };
+    let args = AddPartsArgs { parts: parts.view(), apart: None, target: target.view_mut(), places, scale: 0.25, marker: PhantomData };
+    device.launch::<AddParts<f32, Kept>>(args)?;
+    let (apart, mut written) = (device.upload("apart", &floats(3 * 80)), device.upload("written", &floats(3 * 68)));
+    let places = Places { count: 3, rank: 1, stride: 208, width: 68, pitch: 80 };
+    let (parts, apart) = (parts.view(), Some(apart.view()));
+    let args = AddPartsArgs { parts, apart, target: written.view_mut(), places, scale: 0.25, marker: PhantomData };
+    device.launch::<AddParts<f32, Zero>>(args)?;
+    Ok([device.download(&target), device.download(&written)].concat())
 }
 
 /// The largest of three parts, which lie apart.

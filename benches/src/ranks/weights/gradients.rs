@@ -107,7 +107,7 @@ impl Gradients {
             arena.ticket(compute)?.wait()?;
             comm.map_or(Ok(()), |comm| Ok(comm.synchronize(reductions)?))
         };
-        let has_products = matches!(by, By::GradientProducts | By::ScatterStep | By::ReduceScatterStep);
+        let has_products = matches!(by, By::GradientProducts | By::ScatterStep | By::ReplaceStep | By::ReduceScatterStep);
         let mut bound = Vec::new();
         gate.after(DEADLINE, || {
             for at in 0..if has_products { layers.places() } else { 0 } {
@@ -124,7 +124,10 @@ impl Gradients {
         let mut step = || -> Result<()> {
             let mut product = |at: usize| bound.get_mut(at).map_or(Ok(()), |product| Ok(product.run(compute)?));
             match by {
-                By::Scatter | By::ScatterStep => {
+                By::Scatter | By::ScatterStep | By::ReplaceStep => {
+                    if by == By::ReplaceStep {
+                        scatter.replace_grads(compute)?;
+                    }
                     for (at, id) in ids.iter().enumerate().rev() {
                         // The product is bound to what this returns.
                         scatter.buffer(*id, compute)?;

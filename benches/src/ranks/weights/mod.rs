@@ -28,12 +28,14 @@ use super::plan::{Comparison, DEVICE, HOST, Side};
 use super::{Request, Work};
 use crate::bench::Size;
 
-/// What a round times. `Ahead` is the number of weights that are pulled ahead: 1 or 2.
+/// What a round times. `Ahead` is the number of weights that are pulled ahead, 1 or 2, and by how many streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
     /// Pulls alone.
     Pulls,
+    /// Pulls alone, of which two streams carry a half each.
+    PullsByTwo,
     /// The products alone, of weights that are there.
     Products,
     /// A pass: products of pulled weights.
@@ -50,8 +52,10 @@ pub enum By {
     Scatter,
     /// The products of gradients alone.
     GradientProducts,
-    /// Products of gradients that are scattered.
+    /// Products of gradients that are scattered, and added to main gradients.
     ScatterStep,
+    /// The same, which replace the main gradients.
+    ReplaceStep,
     /// NCCL's reduce-scatters alone.
     ReduceScatter,
     /// Products of gradients, and NCCL's reduce-scatter of the one before beside each.
@@ -64,6 +68,8 @@ pub enum By {
 pub enum Ahead {
     One,
     Two,
+    /// One, whose pull two streams carry.
+    OneByTwo,
 }
 
 /// Which weights of a pass are waited for.
@@ -77,7 +83,8 @@ pub enum Waited {
 impl By {
     /// Whether it is of gradients, and not of passes.
     pub fn is_of_gradients(self) -> bool {
-        matches!(self, Self::Scatter | Self::GradientProducts | Self::ScatterStep | Self::ReduceScatter | Self::ReduceScatterStep)
+        use By::{GradientProducts, ReduceScatter, ReduceScatterStep, ReplaceStep, Scatter, ScatterStep};
+        matches!(self, Scatter | GradientProducts | ScatterStep | ReplaceStep | ReduceScatter | ReduceScatterStep)
     }
 }
 
@@ -109,6 +116,7 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
     let mut sides = vec![
         side("pass", By::Pass(Ahead::One)),
         side("pass, 2 ahead", By::Pass(Ahead::Two)),
+        side("pass, two streams", By::Pass(Ahead::OneByTwo)),
         side(PRODUCTS, By::Products),
         side(PULLS, By::Pulls),
     ];
@@ -138,8 +146,8 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
 fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
     let layers = Layers::of_shards(world, mebibytes << 20);
     let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: (2 << 10) / mebibytes } };
-    let comparison =
-        Comparison::of(FAMILY, "pulls of weights", text.to_owned(), vec![side("pulls", By::Pulls), side("NCCL", By::Nccl)], &[DEVICE]);
+    let sides = vec![side("pulls", By::Pulls), side("pulls, two streams", By::PullsByTwo), side("NCCL", By::Nccl)];
+    let comparison = Comparison::of(FAMILY, "pulls of weights", text.to_owned(), sides, &[DEVICE]);
     let places = layers.places() as u64;
     // A call is a pass of some weights.
     Comparison { bytes: (mebibytes << 20) * u64::from(world - 1), calls: comparison.calls * places, ..comparison }
@@ -149,7 +157,12 @@ fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
 fn gradients(world: u32, size: Size) -> Comparison {
     let layers = size.pick(Layers::LLAMA, Layers::TINY);
     let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: 1 } };
-    let mut sides = vec![side("step", By::ScatterStep), side(PRODUCTS, By::GradientProducts), side(SCATTERS, By::Scatter)];
+    let mut sides = vec![
+        side("step", By::ScatterStep),
+        side("step that replaces", By::ReplaceStep),
+        side(PRODUCTS, By::GradientProducts),
+        side(SCATTERS, By::Scatter),
+    ];
     if size == Size::Full {
         sides.extend([side("step, NCCL reduce-scatters", By::ReduceScatterStep), side("NCCL reduce-scatters alone", By::ReduceScatter)]);
     }

@@ -81,6 +81,7 @@ impl Passes {
         let (ahead, has_products) = match by {
             By::Pass(ahead) | By::Waits(ahead, _) => (ahead, true),
             By::Products | By::NcclPass => (Ahead::One, true),
+            By::PullsByTwo => (Ahead::OneByTwo, false),
             _ => (Ahead::One, false),
         };
         let places = shards.places(ahead);
@@ -106,7 +107,7 @@ impl Passes {
         let mut pass = |waits: &mut Vec<[Event; 2]>| -> Result<()> {
             let mut product = |at: usize| bound.get_mut(at).map_or(Ok(()), |product| Ok(product.run(compute)?));
             match by {
-                By::Pulls | By::Pass(_) | By::Issue => shards.pass(ahead, compute, &mut product),
+                By::Pulls | By::PullsByTwo | By::Pass(_) | By::Issue => shards.pass(ahead, compute, &mut product),
                 By::Waits(_, waited) => {
                     waits.extend(shards.waits(ahead, waited, compute, &mut product)?);
                     Ok(())

@@ -5,7 +5,7 @@ use half::bf16 as Half;
 use oxtile::comm::Member;
 use oxtile::num::bf16;
 use oxtile::quantize::{Direction, Mxfp8 as Mxfp8Casts, Nvfp4Squares as Nvfp4Casts};
-use oxtile::sharded::{Bf16, Chain, ChainConfig, Mxfp8, Nvfp4Squares, Places, Published, ShardSet, WeightFormat, WeightId};
+use oxtile::sharded::{Bf16, Chain, ChainConfig, Mxfp8, Nvfp4Squares, Places, Published, PullStreams, ShardSet, WeightFormat, WeightId};
 use oxtile::sum_parts::SumParts;
 use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Event, Runtime, Stream};
@@ -13,7 +13,7 @@ use oxtile::{Buffer, Event, Runtime, Stream};
 use super::layers::{Format, Layers, repeated};
 use super::{Ahead, Waited};
 
-/// A set whose shards are published, with chains that pull 1 and 2 weights ahead.
+/// A set whose shards are published, with chains that pull 1 and 2 weights ahead, and 1 by two streams.
 pub trait Shards: Send {
     /// A forward pass; `product` comes after the weight of its place was taken.
     fn pass(&mut self, ahead: Ahead, stream: &Stream, product: &mut dyn FnMut(usize) -> Result<()>) -> Result<()>;
@@ -94,7 +94,7 @@ impl Whole for Nvfp4Squares {
 
 struct Held<F: WeightFormat> {
     set: ShardSet<F>,
-    chains: [Chain<F>; 2],
+    chains: [Chain<F>; 3],
     layers: Layers,
     slots: [u64; 2],
 }
@@ -104,8 +104,10 @@ impl<F: Whole> Held<F> {
         let mut set = ShardSet::<F>::new(stream, arena, member, layers.weights())?;
         let ids: Vec<WeightId> = set.weights().map(|(id, _)| id).collect();
         let before = stream.device().usage().bytes;
-        let chain = |distance| Chain::new(stream, &set, &ChainConfig { distance, ..ChainConfig::new(&set, ids.iter().copied())? });
-        let chains = [chain(1)?, chain(2)?];
+        let chain = |distance, streams| {
+            Chain::new(stream, &set, &ChainConfig { distance, streams, ..ChainConfig::new(&set, ids.iter().copied())? })
+        };
+        let chains = [chain(1, PullStreams::One)?, chain(2, PullStreams::One)?, chain(1, PullStreams::Two)?];
         let slots = [stream.device().usage().bytes - before, chains.iter().map(|chain| chain.plan().bytes()).sum()];
         let round = SumParts::<bf16, bf16>::new(&stream.device().runtime())?;
         let own = |id: &WeightId| {

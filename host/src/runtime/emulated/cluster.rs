@@ -1,5 +1,6 @@
 //! The emulated back end: one memory, the streams of all devices, and the scheduler that empties them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub(crate) struct Cluster {
     pub(super) state: Mutex<State>,
     /// Signalled when work is enqueued or done.
     pub(super) progress: Condvar,
+    /// How often an event was recorded or waited for, a copy enqueued, or a stream asked whether it is captured: calls of a driver that a program's order of work takes.
+    pub calls: AtomicU64,
 }
 
 impl Cluster {
@@ -47,7 +50,14 @@ impl Cluster {
         let properties = |i| DeviceProperties { name: format!("emulated GPU {i}"), capability: (9, 0), limits };
         let devices = (0..options.devices).map(properties).collect();
         let sanitize = options.sanitize_streams;
-        Ok(Self { options, devices, memory: Memory::new(), state: Mutex::new(State::new(seed, sanitize)), progress: Condvar::new() })
+        Ok(Self {
+            options,
+            devices,
+            memory: Memory::new(),
+            state: Mutex::new(State::new(seed, sanitize)),
+            progress: Condvar::new(),
+            calls: AtomicU64::new(0),
+        })
     }
 
     /// Notes the order of all that runs from now on, or takes it as given. Such a run repeats another one, so that it is not explained again.
@@ -141,6 +151,7 @@ impl Backend for Cluster {
     }
 
     fn record(&self, event: EventId, stream: StreamId) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let mark = Mark::new(stream.handle, state.capturing.get(&stream.handle).copied());
         state.push(stream.handle, Operation::Record(Arc::clone(&mark)), None)?;
@@ -152,6 +163,7 @@ impl Backend for Cluster {
     /// As on CUDA, an event that was never recorded delays nothing, and a stream that waits for a captured event
     /// joins the capture.
     fn wait(&self, stream: StreamId, event: EventId) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         let Some(mark) = state.mark(event) else { return state.check() };
         if let Some(capture) = mark.capture.filter(|capture| state.captures.contains_key(capture)) {
@@ -246,6 +258,7 @@ impl Backend for Cluster {
     }
 
     fn copy(&self, stream: StreamId, copy: Copy) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         self.push(stream, Operation::Copy(copy), Some(copy.caller))
     }
 
@@ -330,6 +343,7 @@ impl Backend for Cluster {
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(lock(&self.state).capturing.contains_key(&stream.handle))
     }
 

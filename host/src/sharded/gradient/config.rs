@@ -51,6 +51,17 @@ impl GradientConfig {
     }
 }
 
+/// What carries the rows of gradients to their owners: it follows from how [`GradientScatter`](super::GradientScatter) was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientCarrier {
+    /// Nothing: the team has one rank, whose sums read what it computed.
+    Nothing,
+    /// Copy engines, into an arena: the ranks are of one host.
+    CopyEngines,
+    /// The messages of a communicator, as between hosts.
+    Messages,
+}
+
 /// Device memory of gradients, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientBytes {

@@ -2,9 +2,12 @@
 
 use std::ops::Range;
 
+use oxtile_tile::launch::DeviceView;
+
 use super::super::format::WeightFormat;
 use super::super::weight::Weight;
 use crate::comm::WorldSize;
+use crate::sum_parts::PartApart;
 use crate::symmetric::{Pitched, Rows};
 
 /// The gradient of a weight, `[experts, rows, columns]`, and the rows of each member.
@@ -56,6 +59,16 @@ impl Layout {
         self.stride * self.owned.len() as u64
     }
 
+    /// Elements of the parts of all members but the owner.
+    pub fn parts_of_others(&self) -> u64 {
+        self.stride * (self.owned.len() as u64 - 1)
+    }
+
+    /// Elements in parts up to the last one's end, of the rows of a member.
+    pub fn end_of(&self, parts: u64, owner: usize) -> u64 {
+        parts.checked_sub(self.stride).map_or(0, |last| last + self.part(owner))
+    }
+
     /// The members, by number.
     pub fn owners(&self) -> std::ops::Range<usize> {
         0..self.owned.len()
@@ -67,13 +80,21 @@ impl Layout {
         self.experts == 1 && (0..).zip(&self.owned).all(in_place)
     }
 
-    /// The copies of an owner's rows from the whole gradient of `source` to the part of `source`: one of all experts, or one of each where they are further apart than a
+    /// The copies of an owner's rows from a whole gradient to the part of a number: one of all experts, or one of each where they are further apart than a
     /// copy engine takes.
-    pub fn copies(&self, source: usize, owner: usize) -> Vec<Rows> {
+    pub fn copies(&self, owner: usize, part: usize) -> Vec<Rows> {
         let (width, pitch) = (self.width(owner), self.rows * self.columns);
         let from = Pitched { start: self.owned[owner].start * self.columns, pitch };
-        let to = Pitched { start: source as u64 * self.stride, pitch: width };
+        let to = Pitched { start: part as u64 * self.stride, pitch: width };
         Rows { count: self.experts, width, from, to }.pieces(self.element_bytes)
+    }
+
+    /// The part of a member that has its rows in its whole gradient.
+    pub fn apart<'a, E>(&self, owner: usize, whole: DeviceView<'a, E>) -> PartApart<'a, E> {
+        let (width, pitch) = (self.width(owner), self.rows * self.columns);
+        let start = self.owned[owner].start * self.columns;
+        let end = start + (self.experts - 1) * pitch + width;
+        PartApart { rank: owner as u32, part: whole.slice(start, end), width, pitch }
     }
 }
 

@@ -5,7 +5,14 @@ use oxtile_tile::launch::DeviceView;
 use super::layout::Layout;
 use crate::runtime::{Buffer, Result, Stream};
 
-/// Slots of an owner, which weights take in turn, and the way in which parts get there. In each slot, every rank has a part of its own.
+/// Whose parts a slot has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Has {
+    All,
+    Others,
+}
+
+/// Slots of an owner, which weights take in turn, and the way in which parts get there. In each slot, every rank that sends has a part of its own.
 pub(super) trait Link<E>: Send {
     /// Bytes of all slots.
     fn bytes(&self) -> u64;
@@ -19,17 +26,14 @@ pub(super) trait Link<E>: Send {
     /// Sends the rows of the other members to them, after all that has used the buffer and their slots.
     fn send(&mut self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()>;
 
-    /// Copies this rank's own rows into its slot, after the sum that read it before.
-    fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()>;
-
     /// Later work of the stream comes after what this rank has enqueued on the slot so far.
     fn note(&self, stream: &Stream, slot: usize) -> Result<()>;
 
     /// Later work of the stream may read the parts of all members.
     fn accept(&self, stream: &Stream, slot: usize) -> Result<()>;
 
-    /// The parts of all members, of this rank's rows.
-    fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E>;
+    /// The parts of this rank's rows, and whether those are the parts of all members, or of the others alone: then this rank's own is in its whole gradient.
+    fn parts(&self, slot: usize, layout: &Layout) -> (DeviceView<'_, E>, Has);
 
     /// The others may write again what the earlier work of the stream has read.
     fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()>;

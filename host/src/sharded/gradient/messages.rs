@@ -7,7 +7,7 @@ use oxtile_tile::num::Pod;
 
 use super::super::memory::{lend, lend_first};
 use super::layout::Layout;
-use super::link::Link;
+use super::link::{Has, Link};
 use super::slots::SLOTS;
 use crate::comm::{Communicator, Rank};
 use crate::runtime::module::note;
@@ -74,11 +74,6 @@ impl<E: Pod> Link<E> for Messages<E> {
         (self.all_to_all)(stream, input.view().slice(0, layout.parts()), lend_first(&self.slots[slot], layout.parts()))
     }
 
-    /// The all-to-all brings the own rows too.
-    fn keep(&self, _: &Stream, _: usize, _: &Layout, _: &Buffer<E>) -> Result<()> {
-        Ok(())
-    }
-
     fn note(&self, stream: &Stream, slot: usize) -> Result<()> {
         note(stream, &[self.slots[slot].view().access("parts of gradients")])
     }
@@ -87,8 +82,9 @@ impl<E: Pod> Link<E> for Messages<E> {
         Ok(())
     }
 
-    fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E> {
-        self.slots[slot].view().slice(0, layout.parts() - layout.stride() + layout.part(self.rank))
+    /// The all-to-all brings the own rows too.
+    fn parts(&self, slot: usize, layout: &Layout) -> (DeviceView<'_, E>, Has) {
+        (self.slots[slot].view().slice(0, layout.end_of(layout.parts(), self.rank)), Has::All)
     }
 
     /// The next all-to-all into the slot comes after its readers.

@@ -22,5 +22,5 @@ mod scatter;
 mod slots;
 mod step;
 
-pub use config::{GradientBytes, GradientConfig};
+pub use config::{GradientBytes, GradientCarrier, GradientConfig};
 pub use scatter::GradientScatter;

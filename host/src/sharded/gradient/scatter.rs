@@ -9,7 +9,7 @@ use super::super::format::WeightFormat;
 use super::super::layout::aligned;
 use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
-use super::config::{GradientBytes, GradientConfig};
+use super::config::{GradientBytes, GradientCarrier, GradientConfig};
 use super::layout::Layout;
 use super::link::Link;
 use super::messages::Messages;
@@ -18,7 +18,7 @@ use super::step::Steps;
 use crate::comm::{Communicator, Member, Team, WorldSize};
 use crate::runtime::module::{note, zero};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Buffer, Error, Event, Result, Stream};
 use crate::sum_parts::{AddParts, Addend};
 use crate::symmetric::Arena;
 
@@ -84,8 +84,8 @@ use crate::symmetric::Arena;
 ///
 /// | call | the caller's stream | the stream that sends | the stream that sums |
 /// |---|---|---|---|
-/// | `buffer` | after all that used the buffer | | |
-/// | `scatter` | after the puts of `i - 1`, whose buffer is next | for each owner: take FREE, put its rows, set READY; then copy the own rows, after the sum of `i - 2` | take READY of all, add the parts of `i - 1`, set FREE |
+/// | `buffer` | after all that used the buffer, which the sum of `i - 2` is the last of | | |
+/// | `scatter` | after the puts of `i - 1`, whose buffer is next | for each owner: take FREE, put its rows, set READY | take READY of all, add the own rows where they were computed and the parts of `i - 1`, set FREE |
 /// | `finish` | after the last sum | | the same for the last weight |
 pub struct GradientScatter<E: Addend> {
     pub(super) weights: Vec<Weight>,
@@ -108,6 +108,8 @@ pub struct GradientScatter<E: Addend> {
 /// What changes from call to call.
 pub(super) struct State<E> {
     pub steps: Steps,
+    /// When the whole gradient of the weight that was sent last was computed; none once it is summed.
+    pub written: Option<Event>,
     /// None in a world of one rank.
     pub link: Option<Box<dyn Link<E>>>,
     /// Whether the order of a step was declared.
@@ -223,7 +225,7 @@ impl<E: Addend> GradientScatter<E> {
             send: device.urgent_stream()?,
             sum: device.urgent_stream()?,
             note,
-            state: Mutex::new(State { steps: Steps::default(), link, is_declared: false }),
+            state: Mutex::new(State { steps: Steps::default(), written: None, link, is_declared: false }),
         })
     }
 
@@ -238,7 +240,7 @@ impl<E: Addend> GradientScatter<E> {
 
     /// Elements of a slot. A team of one rank has none.
     fn slot_elements(layouts: &[Layout]) -> u64 {
-        layouts.iter().filter(|layout| layout.owners().len() > 1).map(Layout::parts).max().unwrap_or(0)
+        layouts.iter().map(Layout::parts_of_others).max().unwrap_or(0)
     }
 
     /// Compares what the members of the team made, and tells them that the slots of this rank are empty. Waits for them. The first [`buffer`](Self::buffer) does it too, but in a
@@ -273,6 +275,26 @@ impl<E: Addend> GradientScatter<E> {
         Ok(lend_first(&self.whole[slot_of(weight)], self.layouts[weight].whole()))
     }
 
+    /// Begins a step whose sums replace what the main gradients hold: they have the bits that they would have after [`zero_grads`](Self::zero_grads), and are written once and not read. It is
+    /// for the first step (micro-batch) after the optimizer's; steps that are begun by [`buffer`](Self::buffer) alone add to the main gradients. Those of weights that the step does not scatter
+    /// are zero in the end. May be captured with the step: then each replay of the graph replaces them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] inside of a step; as [`open`](Self::open), the first time; what ended the arena.
+    pub fn replace_grads(&self, compute: &Stream) -> Result<()> {
+        const WHAT: &str = "GradientScatter::replace_grads";
+        let state = &mut *lock(&self.state);
+        let capture = self.capture(WHAT, compute)?;
+        self.open_slots(state)?;
+        state.steps.replace(capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
+        self.begin_sums()
+    }
+
+    /// The sums of a step come after what has read the main gradients, and not after what is enqueued there from now on.
+    fn begin_sums(&self) -> Result<()> {
+        note(&self.sum, &self.main.iter().map(|main| lend(main).access("main gradient")).collect::<Vec<_>>())
+    }
+
     /// Later work of `compute` may write the whole gradient of a weight, all elements of it, into what this returns. Then [`scatter`](Self::scatter) it. What was there
     /// before is not kept. May be captured.
     ///
@@ -287,9 +309,10 @@ impl<E: Addend> GradientScatter<E> {
         let begins = state.steps.is_between();
         state.steps.give(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
         if begins {
-            // The sums of this step come after what has read the main gradients, and not after what is enqueued there from now on.
-            note(&self.sum, &self.main.iter().map(|main| lend(main).access("main gradient")).collect::<Vec<_>>())?;
+            self.begin_sums()?;
         }
+        let room = self.make_room(state, weight);
+        self.ended(WHAT, room)?;
         let whole = lend_first(&self.whole[slot_of(weight)], self.layouts[weight].whole());
         note(compute, &[whole.access("gradient")])?;
         Ok(whole)
@@ -321,20 +344,29 @@ impl<E: Addend> GradientScatter<E> {
     /// [`Error::Invalid`] for a [`buffer`](Self::buffer) that is out; as [`scatter`](Self::scatter).
     pub fn finish(&self, stream: &Stream, hook: impl FnOnce(WeightId) -> Result<()>) -> Result<()> {
         const WHAT: &str = "GradientScatter::finish";
-        let last = {
+        let ended = {
             let state = &mut *lock(&self.state);
             let capture = self.capture(WHAT, stream)?;
-            let (last, order) = state.steps.finish(&self.weights, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
-            let done = self.complete(state, stream, last, &order);
+            let ended = state.steps.finish(&self.weights, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
+            let done = self.complete(state, stream, &ended);
             self.ended(WHAT, done)?;
-            last
+            ended
         };
-        last.map_or(Ok(()), |weight| hook(self.id(weight)))
+        ended.last.map_or(Ok(()), |weight| hook(self.id(weight)))
     }
 
     /// The streams that send and that sum: a graph that has a step captures them too.
     pub fn streams(&self) -> [&Stream; 2] {
         [&self.send, &self.sum]
+    }
+
+    /// What carries the rows to their owners.
+    pub fn carrier(&self) -> GradientCarrier {
+        match &self.arena {
+            _ if self.is_alone() => GradientCarrier::Nothing,
+            Some(_) => GradientCarrier::CopyEngines,
+            None => GradientCarrier::Messages,
+        }
     }
 
     /// The device memory that was taken.

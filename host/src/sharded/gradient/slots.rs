@@ -5,7 +5,7 @@ use oxtile_tile::num::Pod;
 
 use super::super::memory::lend;
 use super::layout::Layout;
-use super::link::Link;
+use super::link::{Has, Link};
 use crate::comm::{Member, Rank};
 use crate::runtime::module::note;
 use crate::runtime::{Buffer, Result, Stream};
@@ -19,7 +19,7 @@ pub(super) fn slot_of(weight: usize) -> usize {
     weight % SLOTS
 }
 
-/// The slots of a rank, which weights take in turn. In each, every rank has a part of its own.
+/// The slots of a rank, which weights take in turn. In each, every other rank has a part of its own.
 ///
 /// One round of a source and an owner, in a slot:
 ///
@@ -107,22 +107,13 @@ impl<E: Pod> Link<E> for Slots<E> {
         for (owner, to) in self.members().zip(self.others()).filter(|(owner, _)| layout.part(*owner) > 0) {
             let peer = self.memory[slot].peer(to)?;
             batch = batch.take_back(&self.free, slot as u32, to)?;
-            for rows in layout.copies(self.me(), owner) {
+            // Parts lie in the order of their ranks, without the owner's.
+            for rows in layout.copies(owner, self.me() - usize::from(self.me() > owner)) {
                 batch = batch.put_rows(&peer, whole, rows)?;
             }
             batch = batch.set(&self.ready, slot as u32, to)?;
         }
         batch.enqueue()
-    }
-
-    /// Copies this rank's own rows into its slot, after the sum that read it before.
-    fn keep(&self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {
-        self.note(stream, slot)?;
-        if layout.part(self.me()) == 0 {
-            return Ok(());
-        }
-        let own = self.memory[slot].peer(self.member.world_rank())?;
-        layout.copies(self.me(), self.me()).into_iter().try_for_each(|rows| own.put_rows(stream, whole, rows))
     }
 
     /// Later work of the stream comes after what this rank has enqueued on the slot so far.
@@ -135,15 +126,14 @@ impl<E: Pod> Link<E> for Slots<E> {
         self.others().try_fold(self.arena.batch(stream), |batch, from| batch.take_back(&self.ready, slot as u32, from))?.enqueue()
     }
 
-    /// The parts of all members, of this rank's rows.
-    fn parts(&self, slot: usize, layout: &Layout) -> DeviceView<'_, E> {
-        let end = layout.parts() - layout.stride() + layout.part(self.me());
-        self.memory[slot].local().view().slice(0, end)
+    /// The parts of the others: this rank's own is summed where it was computed.
+    fn parts(&self, slot: usize, layout: &Layout) -> (DeviceView<'_, E>, Has) {
+        (self.memory[slot].local().view().slice(0, layout.end_of(layout.parts_of_others(), self.me())), Has::Others)
     }
 
     /// The others may write again what the earlier work of the stream has read.
     fn release(&mut self, stream: &Stream, slot: usize, layout: &Layout) -> Result<()> {
-        self.memory[slot].discard(stream, 0..layout.parts())?;
+        self.memory[slot].discard(stream, 0..layout.parts_of_others())?;
         self.others().try_fold(self.arena.batch(stream), |batch, to| batch.set(&self.free, slot as u32, to))?.enqueue()
     }
 }

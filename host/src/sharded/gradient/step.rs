@@ -1,6 +1,7 @@
 //! The order of the calls of a step.
 
 use super::super::weight::Weight;
+use crate::sum_parts::Before;
 
 /// What was called since the last finish, if anything.
 #[derive(Debug, Default)]
@@ -10,6 +11,8 @@ pub(super) struct Steps(Option<Step>);
 struct Step {
     /// The number of the graph that it is captured in; none where its work is done at once.
     capture: Option<u64>,
+    /// What its sums are added to.
+    before: Before,
     /// The weight whose buffer was given out and not scattered yet.
     given: Option<usize>,
     /// The weight that was sent and not summed yet.
@@ -18,7 +21,46 @@ struct Step {
     scattered: Vec<usize>,
 }
 
+/// A step that has ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// The weight that is still to be summed.
+    pub last: Option<usize>,
+    /// All weights that were scattered, in order.
+    pub order: Vec<usize>,
+    /// What the sums are added to.
+    pub before: Before,
+}
+
+impl Step {
+    fn new(capture: Option<u64>, before: Before) -> Self {
+        Self { capture, before, given: None, sent: None, scattered: Vec::new() }
+    }
+}
+
 impl Steps {
+    /// Begins a step whose sums are added to nothing.
+    ///
+    /// # Errors
+    /// As [`give`](Self::give).
+    pub fn replace(&mut self, capture: Option<u64>) -> Result<(), String> {
+        if self.of(capture)?.is_some() {
+            return Err("a step is under way, which has sums already: finish it before".to_owned());
+        }
+        self.0 = Some(Step::new(capture, Before::Zero));
+        Ok(())
+    }
+
+    /// What the sums of the step are added to.
+    pub fn before(&self) -> Before {
+        self.0.as_ref().map_or(Before::Kept, |step| step.before)
+    }
+
+    /// The weight that was sent last, if it is not summed yet.
+    pub fn sent(&self) -> Option<usize> {
+        self.0.as_ref().and_then(|step| step.sent)
+    }
+
     /// Whether nothing was called since the last finish.
     pub fn is_between(&self) -> bool {
         self.0.is_none()
@@ -43,8 +85,7 @@ impl Steps {
                 Err(format!("`{}` was scattered in this step already: {mend}", name(weight)))
             }
             Some((None, false)) | None => {
-                let step = self.0.get_or_insert(Step { capture, given: None, sent: None, scattered: Vec::new() });
-                step.given = Some(weight);
+                self.0.get_or_insert(Step::new(capture, Before::Kept)).given = Some(weight);
                 Ok(())
             }
         }
@@ -74,15 +115,16 @@ impl Steps {
         }
     }
 
-    /// Ends the step. Returns the weight that is still to be summed, and the order of all.
+    /// Ends the step.
     ///
     /// # Errors
     /// As [`give`](Self::give).
-    pub fn finish(&mut self, weights: &[Weight], capture: Option<u64>) -> Result<(Option<usize>, Vec<usize>), String> {
+    pub fn finish(&mut self, weights: &[Weight], capture: Option<u64>) -> Result<Ended, String> {
         if let Some(given) = self.of(capture)?.and_then(|step| step.given) {
             return Err(format!("the buffer of `{}` is still out: scatter it before the step is finished", weights[given].name));
         }
-        Ok(self.0.take().map_or((None, Vec::new()), |step| (step.sent, step.scattered)))
+        let Step { before, sent, scattered, .. } = self.0.take().unwrap_or(Step::new(capture, Before::Kept));
+        Ok(Ended { last: sent, order: scattered, before })
     }
 
     /// The weight that was sent last was summed at once.
@@ -126,9 +168,26 @@ mod tests {
             assert!(steps.give(&weights, 0, None).unwrap_err().starts_with("`a` was scattered in this step already"));
             steps.give(&weights, 1, None).unwrap();
             assert_eq!(steps.send(&weights, 1, None), Ok(Some(0)));
-            assert_eq!(steps.finish(&weights, None), Ok((Some(1), vec![0, 1])));
+            assert_eq!(steps.finish(&weights, None), Ok(Ended { last: Some(1), order: vec![0, 1], before: Before::Kept }));
         }
-        assert_eq!(steps.finish(&weights, None), Ok((None, Vec::new())));
+        assert_eq!(steps.finish(&weights, None), Ok(Ended { last: None, order: Vec::new(), before: Before::Kept }));
+    }
+
+    #[test]
+    fn a_step_replaces_where_that_is_said_before_it() {
+        let weights = [Weight::new("a", [1, 1])];
+        let mut steps = Steps::default();
+        steps.replace(None).unwrap();
+        assert!(!steps.is_between());
+        assert!(steps.replace(None).unwrap_err().starts_with("a step is under way"));
+        steps.give(&weights, 0, None).unwrap();
+        steps.send(&weights, 0, None).unwrap();
+        assert_eq!((steps.before(), steps.sent()), (Before::Zero, Some(0)));
+        assert_eq!(steps.finish(&weights, None).unwrap().before, Before::Zero);
+        // The next one adds.
+        steps.give(&weights, 0, None).unwrap();
+        assert_eq!((steps.before(), steps.sent()), (Before::Kept, None));
+        assert!(steps.replace(None).unwrap_err().starts_with("a step is under way"));
     }
 
     #[test]
