@@ -79,7 +79,7 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
         config.validate(world)?;
         let share = Share { world, rank, partition: config.partition };
         let size = size_of::<T>() as u64;
-        let means = Means { waits: stream.device().is_hopper(), ..transport.means() };
+        let means = Means { waits: stream.device().is_hopper() && !transport.may_share_devices(), ..transport.means() };
         let forward = config.choose(Direction::Forward, world, means, size)?;
         let backward = config.choose(Direction::Backward, world, means.after(&config, &forward, world, size), size)?;
         let schedules = [forward.schedule, backward.schedule];

@@ -169,7 +169,9 @@ impl ContextParallelConfig {
         };
         match schedule {
             Schedule::Auto => None,
-            Schedule::Fused if !means.waits => Some("kernels that wait for keys need sm_90: take gather or pull".to_owned()),
+            Schedule::Fused if !means.waits => {
+                Some("kernels that wait for keys need sm_90, and a GPU for each rank: take gather or pull".to_owned())
+            }
             Schedule::Fused => fused::why_not::<bf16>(self, direction, world).or_else(no_memory).or_else(|| {
                 let why =
                     "gradients go to all ranks of an arena in one range of addresses: take a team of all ranks, and vmm, or all-to-all";
@@ -245,6 +247,24 @@ mod tests {
         assert!(refused[0].1.contains("key_heads is 6"), "{refused:?}");
         let alone = Means { messages: false, grid: false, ..ALL };
         assert_eq!(chosen(&long, 4, alone).0, Schedule::Pull);
+    }
+
+    /// One launch, where a kernel can wait and its chunks are blocks of keys; it is refused where it is asked for and cannot be.
+    #[test]
+    fn one_launch_is_taken_where_it_can_be() {
+        let (world, waits) = (WorldSize::new(4).unwrap(), Means { waits: true, contiguous: true, ..ALL });
+        for config in [config(32 << 10, 16, 16), config(128 << 10, 32, 8), config(8 << 10, 32, 8)] {
+            let choose = |direction, means| config.choose(direction, world, means, 2).unwrap().schedule;
+            assert_eq!(Direction::BOTH.map(|direction| choose(direction, waits)), [Schedule::Fused; 2]);
+            assert_ne!(choose(Direction::Backward, Means { contiguous: false, ..waits }), Schedule::Fused);
+            let error = config.by(Schedule::Fused).choose(Direction::Forward, world, ALL, 2).map(|chosen| chosen.schedule).unwrap_err();
+            assert!(error.to_string().contains("sm_90"), "{error}");
+        }
+        // Chunks of 125 rows.
+        let odd = config(1000, 16, 16).by(Schedule::Fused);
+        assert!(odd.choose(Direction::Forward, world, waits, 2).is_ok());
+        let error = odd.choose(Direction::Backward, world, waits, 2).map(|chosen| chosen.schedule).unwrap_err();
+        assert!(error.to_string().contains("chunks are of 125 rows"), "{error}");
     }
 
     /// A refusal names what to take instead; so does a choice that is not there.

@@ -67,6 +67,11 @@ impl<'t> Transport<'t> {
         Means { messages: self.messages.is_some(), room, held: None, grid: self.grid.is_some(), waits: false, contiguous }
     }
 
+    /// Whether kernels of other ranks may have to wait for one of this rank, on a device that they share.
+    pub(super) fn may_share_devices(&self) -> bool {
+        self.memory.is_some_and(|(arena, _)| arena.may_share_devices())
+    }
+
     /// The same without the memory.
     pub(super) fn by_messages_alone(self) -> Self {
         Self { memory: None, ..self }

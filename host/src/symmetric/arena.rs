@@ -154,6 +154,11 @@ impl Arena {
         self.0.backend.capabilities()
     }
 
+    /// Whether kernels of several ranks may share the multiprocessors of a GPU: one that waits for another rank then may keep that one's from running.
+    pub(crate) fn may_share_devices(&self) -> bool {
+        self.0.options.share_devices && self.0.control.0.runtime.kind() == Kind::Cuda
+    }
+
     /// A communicator of all ranks that knows the arena, with the back end `nccl`: its collectives on buffers of the arena, the same on every
     /// rank, take NCCL's kernels for symmetric memory.
     pub fn communicator(&self) -> Option<NcclCommunicator> {

@@ -47,7 +47,7 @@ fn the_same_bits_in_many_orders() {
         .for_each(|case| same_bits(case, seeds()));
 }
 
-fn same_bits(case: &Case, seeds: u64) {
+pub fn same_bits(case: &Case, seeds: u64) {
     let of = |seed| Case { seed, mode: Mode::Check, ..case.clone() };
     let inputs = case.whole();
     let mut first: Option<Vec<Results>> = None;
@@ -72,7 +72,7 @@ fn a_first_call_may_be_captured() {
     }
 }
 
-fn captured(case: &Case) -> Result<()> {
+pub fn captured(case: &Case) -> Result<()> {
     let ranks = Ranks::new(case)?;
     let operations = ranks.operations::<bf16>()?;
     let mut tensors = ranks.tensors(&case.whole())?;
@@ -117,7 +117,7 @@ fn layers_take_turns() {
     }
 }
 
-fn two_layers(case: &Case) -> Result<()> {
+pub fn two_layers(case: &Case) -> Result<()> {
     let ranks = Ranks::new(case)?;
     let operations = ranks.operations::<bf16>()?;
     let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
@@ -153,7 +153,7 @@ fn ranks_run_ahead() {
     }
 }
 
-fn run_ahead(case: &Case) -> Result<()> {
+pub fn run_ahead(case: &Case) -> Result<()> {
     let ranks = Ranks::new(case)?;
     let operations = ranks.operations::<bf16>()?;
     let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());

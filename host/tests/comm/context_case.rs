@@ -45,16 +45,6 @@ impl Case {
         Self { has_puts: true, ..self.by(Schedule::AllToAll) }
     }
 
-    /// The forward pass in one launch, the backward pass by steps.
-    pub fn fused(self) -> Self {
-        Self { config: ContextParallelConfig { forward: Schedule::Fused, backward: Schedule::Ring, ..self.config }, ..self }
-    }
-
-    /// Whether ranks reach each other's memory.
-    pub fn has_arena(&self) -> bool {
-        self.has_puts || self.schedules().iter().any(|schedule| [Schedule::Pull, Schedule::Fused].contains(schedule))
-    }
-
     /// Whether ranks put into memory that others may still fill with NaN.
     pub fn puts_heads(&self) -> bool {
         let by = |schedule| self.schedules().contains(&schedule);

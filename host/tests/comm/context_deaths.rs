@@ -46,9 +46,10 @@ enum Way {
     Gather,
     Heads,
     Puts,
+    Fused,
 }
 
-const WAYS: [Way; 5] = [Way::Ring, Way::Pull, Way::Gather, Way::Heads, Way::Puts];
+const WAYS: [Way; 6] = [Way::Ring, Way::Pull, Way::Gather, Way::Heads, Way::Puts, Way::Fused];
 
 impl Way {
     fn case(self) -> Case {
@@ -59,11 +60,16 @@ impl Way {
             Self::Gather => case.by(Schedule::Gather),
             Self::Heads => case.by(Schedule::AllToAll),
             Self::Puts => case.by_puts(),
+            // Chunks of whole blocks of keys.
+            Self::Fused => {
+                let attention = AttentionConfig { queries: 512, keys: 512, head_size: 64, kernels: Kernels::Fastest, ..SMALL };
+                Case { deadline: DEADLINE, ..Case::new(2, attention) }.by(Schedule::Fused)
+            }
         }
     }
 
     fn has_arena(self) -> bool {
-        matches!(self, Self::Pull | Self::Puts)
+        matches!(self, Self::Pull | Self::Puts | Self::Fused)
     }
 }
 

@@ -4,10 +4,13 @@ use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink, Window};
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::{bf16, f16};
 
+use oxtile::runtime::Mode;
+
+use crate::context_calls::{captured, run_ahead, same_bits, two_layers};
 use crate::context_case::{Case, Element};
 use crate::context_parallel::{BASE, all};
 use crate::context_ranks::Ranks;
-use crate::support::is_long;
+use crate::support::{is_long, seeds};
 use crate::whole_attention::Results;
 
 /// Every world, layout and mask; heads that share keys, and sections of several heads.
@@ -90,6 +93,23 @@ fn both_passes() {
         for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
             assert!(found.grad_q == case.of_rank(rank, &one[0]).grad_q, "{case:?}, {rank}");
         }
+    }
+}
+
+/// Both passes in a graph before any call, of two layers by turns, by ranks that run ahead, and in any order of streams: always the same bits.
+#[test]
+fn passes_in_any_order() {
+    let attention = AttentionConfig { queries: 512, keys: 512, heads: 1, ..BASE };
+    let case = Case::new(2, attention).by(Schedule::Fused);
+    captured(&case).unwrap();
+    two_layers(&case).unwrap();
+    (1..=seeds() / 32).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
+    same_bits(&case, seeds() / 16);
+    let mut whole = case.whole();
+    case.tell_ranks_apart(&mut whole);
+    let expected = whole.solve();
+    for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+        case.compare(rank, &found, &expected);
     }
 }
 

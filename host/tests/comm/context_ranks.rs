@@ -1,7 +1,7 @@
 //! The ranks of a problem of context parallelism, on the virtual cluster.
 
 use oxtile::comm::{Communicator, EmulatedCommunicator, Member, Rank, Team, WorldSize};
-use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Schedule, Transport};
 use oxtile::num::bf16;
 use oxtile::runtime::Mode;
 use oxtile::symmetric::Arena;
@@ -12,6 +12,16 @@ use crate::support::World;
 use crate::whole_attention::{Results, Whole};
 
 impl Case {
+    /// The forward pass in one launch, the backward pass by steps.
+    pub fn fused(self) -> Self {
+        Self { config: ContextParallelConfig { forward: Schedule::Fused, backward: Schedule::Ring, ..self.config }, ..self }
+    }
+
+    /// Whether ranks reach each other's memory.
+    pub fn has_arena(&self) -> bool {
+        self.has_puts || self.schedules().iter().any(|schedule| [Schedule::Pull, Schedule::Fused].contains(schedule))
+    }
+
     /// Each rank's communicators among neighbours and between groups of them.
     fn grids(&self, world: &World) -> Result<Vec<[EmulatedCommunicator; 2]>> {
         let inner = self.schedules().into_iter().find_map(|schedule| match schedule {

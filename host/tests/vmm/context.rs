@@ -36,7 +36,7 @@ pub enum By {
 pub fn program(rank: HostRank, options: ArenaOptions, by: By) -> Result<()> {
     let is_virtual = rank.device().runtime().kind() == Kind::Emulated;
     let ranks = rank.world().get();
-    let cases = cases(ranks, by, is_virtual);
+    let cases = cases(ranks, by, is_virtual, &options);
     if !is_virtual {
         Side::open(&rank, &options, cases[0].clone())?.run::<f16>()?;
     }
@@ -49,7 +49,7 @@ pub fn program(rank: HostRank, options: ArenaOptions, by: By) -> Result<()> {
 }
 
 /// Sequences are short on virtual GPUs, and longer than the tiles of kernels on others.
-fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
+fn cases(ranks: u32, by: By, is_virtual: bool, options: &ArenaOptions) -> Vec<Case> {
     let scale = if is_virtual { 1 } else { 8 };
     let (tokens, heads) = (48 * scale, [4, 2]);
     let causal = AttentionConfig { mask: Mask::CausalBottomRight, ..config(tokens, heads) };
@@ -75,7 +75,13 @@ fn cases(ranks: u32, by: By, is_virtual: bool) -> Vec<Case> {
             // Largest scores and gradients of sinks are numbers of heads, which ranks put too.
             let numbers = AttentionConfig { max_logit: true, ..learnt };
             let all = [packed(past), steps, past, both_sides, causal, numbers].map(|config| case(config, Schedule::Pull));
-            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).collect()
+            // Chunks of whole blocks of keys, in one launch.
+            let whole = 256 * u64::from(ranks) * if is_virtual { 1 } else { 4 };
+            let fused =
+                [AttentionConfig { head_size: 128, ..causal }, AttentionConfig { layout: Layout::Sbhd, batches: 2, ..config(0, heads) }];
+            let fused = fused.map(|config| case(AttentionConfig { queries: whole, keys: whole, ..config }, Schedule::Fused));
+            let fused = fused.into_iter().filter(|_| is_virtual || !options.share_devices);
+            all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).chain(fused).collect()
         }
         By::Puts => {
             let configs = [packed(past), AttentionConfig { max_logit: true, ..past }, both_sides, sunk];
@@ -136,7 +142,8 @@ impl<'r> Side<'r> {
         let (me, world, stream) = (rank.rank(), rank.world(), rank.device().stream()?);
         doing(me, format!("opening its arena for {case:?}"));
         let is_learnable = case.config.attention.sink == Sink::Learnable;
-        let has_messages = is_learnable || !(case.puts_heads() || case.schedules() == [Schedule::Pull; 2]);
+        let has_messages =
+            is_learnable || !(case.puts_heads() || [Schedule::Pull, Schedule::Fused].iter().any(|by| case.schedules() == [*by; 2]));
         let room = room(&case);
         let mail = if has_messages { 3 * Mail::bytes(world, room) } else { 0 };
         let arena = Arena::open(rank, ArenaOptions { bytes: case.options().bytes + mail, ..options.clone() })?;

@@ -123,7 +123,11 @@ pub fn child(case: &str) -> ExitCode {
         "soak-threads-2" => threads(2, &soak),
         "soak" => process(&soak),
         "context-threads-2" => threads(2, &|rank| context::program(rank, options(), By::Memory)),
-        "context" => process(&|rank| context::program(rank, options(), By::Memory)),
+        // Kernels that wait for keys want a GPU each.
+        "context" => process(&|rank| {
+            let share_devices = rank.device().runtime().device_count() < rank.world().get();
+            context::program(rank, ArenaOptions { share_devices, ..options() }, By::Memory)
+        }),
         "context-by-puts" => process(&|rank| context::program(rank, options(), By::Puts)),
         "context-by-messages" => process(&|rank| context::program(rank, options(), By::Messages)),
         "gathered" | "gathered-of-one-queue" | "gathered-of-eight-queues" => process(&|rank| gathered::program(rank, options())),
