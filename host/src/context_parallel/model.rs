@@ -22,7 +22,7 @@ struct Rates {
     /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
     groups: f64,
     ends: f64,
-    /// The seconds until the first keys are there for which a kernel waits.
+    /// The seconds until the first keys are there for which a kernel waits, beyond what steps take beside their products.
     start: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
@@ -40,7 +40,7 @@ const HOPPER: Rates = Rates {
     heads: 90e9,
     groups: 1.02,
     ends: 0.45e-3,
-    start: 40e-6,
+    start: 5e-6,
     beside: 0.5,
     memory: 4.2e12,
     around: 150e9,

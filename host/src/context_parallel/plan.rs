@@ -88,7 +88,7 @@ impl Means {
 }
 
 /// The schedules among which one is chosen, the better one of equals first.
-const CANDIDATES: [Schedule; 5] = [Schedule::Fused, Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull];
+const CANDIDATES: [Schedule; 5] = [Schedule::AllToAll, Schedule::Gather, Schedule::Ring, Schedule::Pull, Schedule::Fused];
 
 impl ContextParallelConfig {
     /// The schedule of a pass, why, and why not others.
