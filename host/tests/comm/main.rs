@@ -10,6 +10,7 @@
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
+//! | `reduced` | products whose sum all ranks get |
 //! | `scattered` | products whose sum is shared and whose rows are scattered |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
@@ -76,6 +77,7 @@ mod overlap_quantized;
 mod overlap_requirements;
 mod overlap_usage;
 mod places;
+mod reduced;
 mod rows;
 mod sanitizer;
 mod scattered;
