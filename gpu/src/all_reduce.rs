@@ -51,11 +51,13 @@ pub struct Mail<T: Pod> {
     pub epochs: GlobalMut<u64>,
     /// Elements of a slot: a multiple of 8.
     pub slot: u32,
+    /// Vectors of a lane, which fit a slot.
+    pub each: u32,
     /// The number of this member.
     pub me: u32,
 }
 
-/// Writes the sum of all members' parts: of `[rows, columns]`, whole vectors of 8 a row. A lane has `each` vectors, which fit its slot. Every member launches it, with the same sizes.
+/// Writes the sum of all members' parts: of `[rows, columns]`, whole vectors of 8 a row. Every member launches it, with the same sizes.
 ///
 /// The host orders the launches of a rank on one mailbox.
 #[kernel(threads = THREADS, grid = grid, shared = Shared)]
@@ -64,13 +66,12 @@ pub fn all_reduce<T: Summed>(
     part: Global<T>,
     sum: GlobalMut<T>,
     columns: u32,
-    each: u32,
     mail: Mail<T>,
     waits: Waits,
     signals: Signals,
     fusion: Fusion<T>,
 ) {
-    let Mail { slots, inbox, ranks, epochs, slot, me } = mail;
+    let Mail { slots, inbox, ranks, epochs, slot, each, me } = mail;
     let (lane, members, t, is_over) = (block::index()[0], slots.len() as u32, thread::index(), Shared::claim().is_over);
     let calls = epochs.load(lane.into());
     if calls == STOPPED {
@@ -163,8 +164,8 @@ fn finish<T: Summed>(fusion: &Fusion<T>, sums: [f32; VECTOR as usize], column: u
 }
 
 fn grid<T: Summed>(args: &AllReduceArgs<'_, T>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
-    let AllReduceArgs { part, sum, columns, each, mail, fusion, .. } = args;
-    let (members, slot) = (mail.slots.len(), u64::from(mail.slot));
+    let AllReduceArgs { part, sum, columns, mail, fusion, .. } = args;
+    let (members, slot, each) = (mail.slots.len(), u64::from(mail.slot), u64::from(mail.each));
     LaunchError::check_multiple("columns", VECTOR.into(), (*columns).into())?;
     LaunchError::check_multiple("sum", (*columns).max(VECTOR).into(), sum.len())?;
     LaunchError::check_length("part", sum.len(), part.len())?;
@@ -174,16 +175,16 @@ fn grid<T: Summed>(args: &AllReduceArgs<'_, T>, device: &DeviceLimits) -> Result
     LaunchError::check_length("mail.ranks", members, mail.ranks.len())?;
     LaunchError::check_length("mail.epochs", LANES.into(), mail.epochs.len())?;
     LaunchError::check_limit("mail.me", u64::from(mail.me) + 1, members)?;
-    LaunchError::check_at_least("each", 1, (*each).into())?;
-    LaunchError::check_limit("each", (*each).into(), slot / u64::from(VECTOR))?;
+    LaunchError::check_at_least("mail.each", 1, each)?;
+    LaunchError::check_limit("mail.each", each, slot / u64::from(VECTOR))?;
     LaunchError::check_limit("fusion.beta", u64::from(fusion.beta != 0.0), 0)?;
     fusion.check((*columns).into())?;
     let bias = fusion.bias.map_or(0, |bias| bias.address());
     for (name, address) in [("part", part.address()), ("sum", sum.address()), ("mail.inbox", mail.inbox.address()), ("fusion.bias", bias)] {
         LaunchError::check_alignment(name, 16, address)?;
     }
-    let lanes = (sum.len() / u64::from(VECTOR)).div_ceil((*each).into());
+    let lanes = (sum.len() / u64::from(VECTOR)).div_ceil(each.max(1));
     // Blocks wait for those of other ranks: none may be left for later.
-    LaunchError::check_limit("each", lanes, u64::from(LANES.min(device.multiprocessors)))?;
+    LaunchError::check_limit("mail.each", lanes, u64::from(LANES.min(device.multiprocessors)))?;
     Ok(Grid::x(lanes as u32))
 }

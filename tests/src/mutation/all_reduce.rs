@@ -62,7 +62,6 @@ fn all_reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
             part: part.view(),
             sum: sum.view_mut(),
             columns: COLUMNS as u32,
-            each: (LEN / COLUMNS) as u32,
             mail: MailArgument {
                 // SAFETY: each entry is a view that the accesses cover.
                 slots: unsafe { DeviceTable::from_raw(entries[me as usize].view(), &slots[me as usize]) },
@@ -70,12 +69,14 @@ fn all_reduce(device: &Device) -> Result<Vec<u32>, Outcome> {
                 ranks: ranks.view(),
                 epochs: epochs.view_mut(),
                 slot: SLOT as u32,
+                each: (LEN / COLUMNS) as u32,
                 me,
             },
             // SAFETY: as above.
             waits: WaitsArgument { lines: unsafe { DeviceFlags::new(lines[me as usize].view()) }, first: 1, patience: 1 << 40 },
             // SAFETY: as above.
             signals: SignalsArgument {
+                // SAFETY: each entry is the lines of a rank, which the accesses cover.
                 lines: unsafe { DeviceTable::from_raw(all_lines.view(), &flags) },
                 first: 1 + me,
                 stride: RANKS as u32,

@@ -145,9 +145,9 @@ impl Mailbox {
         let each = vectors.div_ceil(lanes(&stream.device())).max(FEWEST) as u32;
         let slot = (self.bytes / size_of::<O>() as u64) as u32;
         let me = parts.member.rank().index();
-        let mail = MailArgument { slots, inbox: inbox.view_mut(), ranks: ranks.view(), epochs: epochs.view_mut(), slot, me };
+        let mail = MailArgument { slots, inbox: inbox.view_mut(), ranks: ranks.view(), epochs: epochs.view_mut(), slot, each, me };
         let Sum { part, sum, config, bias } = of;
         let (columns, fusion) = (config.shape().n, config.fusion(None, bias));
-        kernel.launch(stream, AllReduceArgs { part, sum, columns, each, mail, waits, signals: signals.argument(), fusion })
+        kernel.launch(stream, AllReduceArgs { part, sum, columns, mail, waits, signals: signals.argument(), fusion })
     }
 }

@@ -57,8 +57,8 @@ impl Shards {
     pub fn runs(&self, member: u32) -> Vec<Range<u32>> {
         let rows = self.shard(member);
         let panels = (rows.end - rows.start).div_ceil(self.panel) as u32;
-        let runs = if self.apart { (0..panels).map(|panel| panel..panel + 1).collect() } else { vec![0..panels] };
-        runs.into_iter().filter(|run: &Range<u32>| !run.is_empty()).collect()
+        let together = if self.apart { 1 } else { panels.max(1) };
+        (0..panels).step_by(together as usize).map(|first| first..first + together).collect()
     }
 
     /// Rows of some panels of a member, in rows of its shard.
