@@ -1,6 +1,6 @@
 """Collectives of torch.distributed over NCCL, products of gathered operands and context parallelism, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}`, `{"scattered_product": ...}` and
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}`, `{"scattered_product": ...}`, `{"reduced_product": ...}` and
 `{"context_parallel": {"by": {"torch": [ROTATION, BACKEND]}, "passes", "row"}}` among the collectives, and answers with the wall time of the calls and the device's
 time for them in milliseconds, each of the slowest rank, and with the time from each rank's end to the last one's; `{"do": "hello"}` says what runs.
 """
@@ -81,6 +81,21 @@ def serve(rank, world, port, pipe):
 
         return {"torch_unfused": unfused}[how]
 
+    def reduced_product(how, m, n, k):
+        """All rows of A of each rank's part of the sum, and of B, which is stored as its transpose."""
+        if ("reduced", m, n, k) not in buffers:
+            buffers.clear()
+            torch.manual_seed(1 + rank)
+            a, weight = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([m, k // world], [n, k // world]))
+            buffers["reduced", m, n, k] = [a, weight.t(), torch.empty([m, n], dtype=torch.bfloat16, device="cuda")]
+        a, weight, whole = buffers["reduced", m, n, k]
+
+        def unfused():
+            torch.matmul(a, weight, out=whole)
+            dist.all_reduce(whole)
+
+        return {"torch_unfused": unfused}[how]
+
     def context_parallel(request):
         """A call of `scaled_dot_product_attention` inside of torch's context, of which one is open at a time."""
         nonlocal attention
@@ -102,6 +117,9 @@ def serve(rank, world, port, pipe):
         if isinstance(collective, dict) and "scattered_product" in collective:
             how, sizes = collective["scattered_product"]
             return scattered_product(how, *sizes)
+        if isinstance(collective, dict) and "reduced_product" in collective:
+            how, sizes = collective["reduced_product"]
+            return reduced_product(how, *sizes)
         if isinstance(collective, dict):
             how, sizes = collective["gathered_product"]
             return gathered_product(how, *sizes)

@@ -66,7 +66,11 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
     let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
-    assert_eq!(products.len(), 4);
+    assert_eq!(products.len(), 5);
+    let (reduced, products) = products.split_last().unwrap();
+    assert_eq!(reduced.kernel, "gemm-ar bf16 nt, device");
+    assert_eq!(labels(reduced)[..5], ["fused", "sequential", "one shot", "product alone", "wire alone"]);
+    assert!(reduced.sides.iter().all(|side| side.milliseconds.iter().all(|time| *time > 0.0)) && reduced.chosen.is_some());
     let (scattered, products) = products.split_last().unwrap();
     assert_eq!(scattered.kernel, "gemm-rs bf16 nt, device");
     assert_eq!(labels(scattered)[..4], ["fused", "sequential", "product alone", "wire alone"]);

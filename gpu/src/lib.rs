@@ -16,6 +16,7 @@
 //! | `gemm` | matrix multiplication |
 //! | `attention` | attention, forward and backward |
 //! | `thd` | packed sequences that the ranks of context parallelism share |
+//! | `all_reduce` | small sums over ranks in one launch a rank |
 //! | `exchange` | messages between ranks by one kernel: all-gather and all-to-all of few bytes |
 //! | `copy` | the smallest kernel, and the ceiling of the memory-bound ones |
 //! | `fill` | numbers repeated |
@@ -31,6 +32,8 @@
 pub mod activation;
 #[cfg(feature = "adamw")]
 pub mod adamw;
+#[cfg(feature = "all_reduce")]
+pub mod all_reduce;
 #[cfg(feature = "amax")]
 pub mod amax;
 #[cfg(feature = "attention")]
@@ -87,11 +90,13 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     attention::ATTENTION_BACKWARD,
     attention::ATTENTION_BACKWARD_ADD_KEYS,
     attention::ATTENTION_BACKWARD_ADD_QUERIES,
+    attention::ATTENTION_BACKWARD_ARRIVING,
     attention::ATTENTION_BACKWARD_BLOCKS,
     attention::ATTENTION_BACKWARD_CONVERT,
     attention::ATTENTION_BACKWARD_CONVERT_GENERAL,
     attention::ATTENTION_BACKWARD_DELTAS,
     attention::ATTENTION_BACKWARD_GENERAL,
+    all_reduce::ALL_REDUCE,
     attention::ATTENTION_BACKWARD_PORTABLE,
     attention::ATTENTION_BACKWARD_PREPARE,
     attention::ATTENTION_BACKWARD_REDUCE,

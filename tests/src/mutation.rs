@@ -3,14 +3,15 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
+//! | `all_reduce`, `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_arriving`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, those whose keys arrive, packed sequences, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
 //! | `thd` | of packed sequences that ranks share |
 //! | `training` | of cross entropy, rotary embedding, embedding and AdamW |
-//! | `device` | emulated memory for the jobs, and launches on it, alone or beside streams |
+//! | `device` | emulated memory for the jobs, and launches on it, alone, two together or beside streams |
 
+mod all_reduce;
 mod amax;
 mod attention;
 mod attention_arriving;
@@ -62,6 +63,7 @@ struct Job {
 
 /// The jobs of each family of shipped kernels.
 const SHIPPED: &[&[Job]] = &[
+    all_reduce::JOBS,
     amax::JOBS,
     attention::JOBS,
     attention_arriving::JOBS,

@@ -147,6 +147,7 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
         "gpu/src",
         &[
             &[
+                "attention/arriving",
                 "attention/dense",
                 "attention/options",
                 "attention/packed",

@@ -14,6 +14,7 @@ use super::gathered::Gathered;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::quantized::Quantized;
+use super::reduced::Reduced;
 use super::scattered::Scattered;
 use super::symmetric::Symmetric;
 use super::weights::{self, Gradients, Passes};
@@ -37,6 +38,7 @@ pub struct Member {
     gathered: Option<Gathered>,
     quantized: Option<Quantized>,
     scattered: Option<Scattered>,
+    reduced: Option<Reduced>,
     passes: Option<Passes>,
     gradients: Option<Gradients>,
 }
@@ -69,6 +71,7 @@ impl Member {
             gathered: None,
             quantized: None,
             scattered: None,
+            reduced: None,
             passes: None,
             gradients: None,
             stream,
@@ -103,6 +106,16 @@ impl Member {
             }
             let scattered = self.scattered.as_mut().context("it was made")?;
             return scattered.round(by, request.calls, rank, self.comm.as_ref(), gate);
+        }
+        if let Work::ReducedProduct(by, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            if self.reduced.as_ref().is_none_or(|reduced| !reduced.is_of(sizes)) {
+                self.reduced = None;
+                let made = gate.after(DEADLINE, || Reduced::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
+                self.reduced = Some(made);
+            }
+            let reduced = self.reduced.as_mut().context("it was made")?;
+            return reduced.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Weights(by, layers) = request.work {
             return self.weights(by, layers, request.calls, gate);
@@ -228,6 +241,7 @@ impl Member {
             Work::GatheredProduct(..)
             | Work::QuantizedProduct(..)
             | Work::ScatteredProduct(..)
+            | Work::ReducedProduct(..)
             | Work::Weights(..)
             | Work::ContextParallel { .. } => {
                 bail!("it has rounds of its own")

@@ -13,6 +13,7 @@
 //! | `gathered` | a rank's gathered products |
 //! | `quantized` | those whose operand is gathered as codes and scales |
 //! | `expected` | what these have to be |
+//! | `reduced` | a rank's products whose sum all ranks get |
 //! | `scattered` | a rank's products whose rows are scattered |
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
@@ -31,6 +32,7 @@ mod plan;
 mod process;
 mod products;
 mod quantized;
+mod reduced;
 mod scattered;
 mod symmetric;
 mod weights;
@@ -108,6 +110,8 @@ enum Work {
     QuantizedProduct(quantized::By, quantized::Travels, Sizes),
     /// Products whose sum the ranks share, and whose rows are scattered.
     ScatteredProduct(scattered::By, Sizes),
+    /// Products whose sum all ranks get.
+    ReducedProduct(reduced::By, Sizes),
     /// A pass over weights in shards, or its parts.
     Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.

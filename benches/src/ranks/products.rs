@@ -3,12 +3,12 @@
 use anyhow::{Context, Result};
 use oxtile::comm::WorldSize;
 use oxtile::num::bf16;
-use oxtile::overlap::{Method, OverlapChoice, Rates};
+use oxtile::overlap::{AllReduceMethod, Method, OverlapChoice, Rates};
 
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
 use super::quantized::{self, Travels};
-use super::{Request, Work, scattered};
+use super::{Request, Work, reduced, scattered};
 use crate::results::Missing;
 
 /// Gathered products beside what they are made of, and beside peers.
@@ -51,6 +51,12 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
         of.sides.push(scattered_side("product, then NCCL", scattered::By::ProductThenNccl, sizes, of.calls));
         all.push(of);
     }
+    for m in [8192, 4096, 2048, 16] {
+        let sizes = [m, 8192, 8192];
+        let mut of = reduce(world, rates, sizes, ROUND)?;
+        of.sides.push(reduced_side("product, then NCCL", reduced::By::ProductThenNccl, sizes, of.calls));
+        all.push(of);
+    }
     Ok(all)
 }
 
@@ -79,6 +85,43 @@ fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Compar
 
 fn scattered_side(label: &'static str, by: scattered::By, sizes: Sizes, calls: u64) -> Side {
     Side { label, request: Request { work: Work::ScatteredProduct(by, sizes), bytes: 0, calls } }
+}
+
+/// A product whose sum all ranks get: the methods that can be taken, what they are made of, and torch's.
+fn reduce(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+    use reduced::By;
+    let ranks = WorldSize::new(world).context("there are ranks")?;
+    let (config, peers, [m, n, k]) = (reduced::config(sizes, None), u64::from(world - 1), sizes);
+    let choice = config.choose::<bf16, bf16>(ranks, rates)?;
+    let longest = choice.predicted.sequential.or(choice.predicted.one_shot).unwrap_or(round);
+    let calls = ((round / longest).ceil() as u64).clamp(3, 200);
+    let labels = [
+        ("fused", By::Fused, AllReduceMethod::Fused),
+        ("sequential", By::Sequential, AllReduceMethod::Sequential),
+        ("one shot", By::OneShot, AllReduceMethod::OneShot),
+    ];
+    let refused = |method: AllReduceMethod| choice.refused.iter().find(|(refused, _)| *refused == method);
+    let taken = labels.into_iter().filter(|(.., method)| refused(*method).is_none());
+    let mut sides: Vec<_> = taken.map(|(label, by, _)| reduced_side(label, by, sizes, calls)).collect();
+    let missing = labels.into_iter().filter_map(|(label, _, method)| refused(method).map(|(_, why)| (label, why)));
+    let missing = missing.map(|(label, why)| Missing { peer: label.into(), why: why.clone() }).collect();
+    // Parts, and then rows.
+    let bytes = 2 * config.bytes::<bf16, bf16>(ranks)?;
+    let puts = Request { work: Work::Put, bytes: bytes / (2 * peers), calls: 2 * calls * peers };
+    sides.extend([reduced_side(PRODUCT, By::ProductAlone, sizes, calls), Side { label: WIRE, request: puts }]);
+    Ok(Comparison {
+        bytes,
+        flops: 2 * m * n * k / u64::from(world),
+        limit: &[PRODUCT, WIRE],
+        missing,
+        chosen: labels.into_iter().find(|(.., method)| *method == choice.method).map(|(label, ..)| label),
+        peers: vec![reduced_side("torch unfused", By::TorchUnfused, sizes, calls)],
+        ..Comparison::of(OVERLAP, "gemm-ar bf16 nt", format!("{m}x{n}x{k}, {world} ranks"), sides, &[DEVICE])
+    })
+}
+
+fn reduced_side(label: &'static str, by: reduced::By, sizes: Sizes, calls: u64) -> Side {
+    Side { label, request: Request { work: Work::ReducedProduct(by, sizes), bytes: 0, calls } }
 }
 
 /// An operand that travels as codes and scales: the methods, what they are made of, and the same product of an operand in bf16.
@@ -115,7 +158,9 @@ pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
     let narrow = |travels| codes(world, rates, [32 * count, 16 * count, 96], travels, 0.0);
     let scattered = scatter(world, rates, [24 * count, 16, 16 * count], 0.0)?;
-    Ok(vec![whole(world, rates, [48 * count, 32 * count, 136], 0.0)?, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered])
+    let reduced = reduce(world, rates, [24 * count, 16, 16 * count], 0.0)?;
+    let first = whole(world, rates, [48 * count, 32 * count, 136], 0.0)?;
+    Ok(vec![first, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered, reduced])
 }
 
 /// The methods, what they are made of, and torch's.
@@ -174,7 +219,7 @@ mod tests {
     fn two_and_four_ranks_have_all_shapes_and_methods() {
         for world in [2, 4] {
             let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
-            assert_eq!((main.len(), grid.len()), (10, 60));
+            assert_eq!((main.len(), grid.len()), (14, 60));
             assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
             let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
             let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
@@ -185,7 +230,9 @@ mod tests {
                 ["ag-gemm mxfp8 nt", "ag-gemm nvfp4 nt"].repeat(2)
             );
             assert_eq!([main[3].bytes, main[4].bytes], [33, 18].map(|of| 8192 * 8192 * of / 32 / world as u64 * (world as u64 - 1)));
-            for of in main.iter().chain(&grid) {
+            assert_eq!(main[13].missing, [], "small sums are made by every method");
+            assert_eq!([main[10].missing.len(), main[13].sides.len()], [1, 6], "large ones by all but one launch");
+            for of in main[..10].iter().chain(&grid) {
                 assert!(of.missing.is_empty() && of.sides.len() >= 3 && of.chosen.is_some(), "{}: {:?}", of.shape, of.missing);
             }
         }

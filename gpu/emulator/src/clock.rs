@@ -70,7 +70,8 @@ impl Clock {
             return;
         }
         if !covers(&ours.finished, &theirs.finished) {
-            Arc::make_mut(ours).finished.extend(theirs.finished.iter().cloned());
+            let both = [&ours.finished[..], &theirs.finished].concat();
+            Arc::make_mut(ours).finished = merged(both);
         }
         let mut at = 0;
         for (block, times) in &theirs.blocks {
@@ -112,6 +113,19 @@ fn is_later(times: &[u32], others: &[u32]) -> bool {
     let (both, rest) = times.split_at(times.len().min(others.len()));
     // Without an early end: the loop is vectorised.
     both.iter().zip(others).fold(false, |later, (time, other)| later | (time > other)) || rest.iter().any(|time| *time > 0)
+}
+
+/// The same blocks in as few ranges as there can be: clocks that join one another again and again do not grow.
+fn merged(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut merged: Vec<Range<u32>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
 }
 
 fn covers(ours: &[Range<u32>], theirs: &[Range<u32>]) -> bool {

@@ -167,7 +167,7 @@ impl<const KEYS: usize> Tiles<Tile> for ArrivingTiles<KEYS> {
         self.tiles.advance();
     }
 
-    /// After a wait that was not answered, the tiles that are left are taken by nobody.
+    /// After a wait that was not answered, the tiles that are left are taken and not computed.
     #[inline(always)]
     #[track_caller]
     fn leave(&mut self) {

@@ -60,6 +60,7 @@ mod tile_shape;
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
+pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
 pub use gathering::{ByRows, BySum, Gathering, Keeping, Summing};

@@ -113,21 +113,37 @@ impl Arrivals {
         if self.is_over || self.seen & bit != 0 {
             return;
         }
-        let (words, line) = (self.waits.lines.words(), u64::from(self.waits.first + flag));
-        if flag::load(&words, line * LINE) < SET && flag::load(&words, VERDICT) != 0 {
-            self.is_over = true;
-            return;
+        if self.poll(flag, SET) {
+            self.seen |= bit;
         }
-        match Patience::new(words, self.waits.patience).wait(&words, line * LINE, SET) {
+    }
+
+    /// As [`wait`](Self::wait), for a flag that counts: until it has come to `epoch`. It is not remembered. Returns whether it has come.
+    #[inline(always)]
+    #[track_caller]
+    pub fn reach(&mut self, flag: u32, epoch: u64) -> bool {
+        !self.is_over && self.poll(flag, epoch)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn poll(&mut self, flag: u32, epoch: u64) -> bool {
+        let (words, line) = (self.waits.lines.words(), u64::from(self.waits.first + flag));
+        if flag::load(&words, line * LINE) < epoch && flag::load(&words, VERDICT) != 0 {
+            self.is_over = true;
+            return false;
+        }
+        match Patience::new(words, self.waits.patience).wait(&words, line * LINE, epoch) {
             Outcome::Reached => {
                 sync::fence_proxy_async_global();
-                self.seen |= bit;
+                true
             }
             outcome => {
                 if outcome == Outcome::Late {
                     flag::signal(&words, VERDICT, HOLD | line);
                 }
                 self.is_over = true;
+                false
             }
         }
     }
@@ -147,9 +163,16 @@ impl Signals {
     #[inline(always)]
     #[track_caller]
     pub fn set(&self, rank: u32, flag: u32) {
+        self.raise(rank, flag, SET);
+    }
+
+    /// As [`set`](Self::set), of a flag that counts: raises it to `epoch`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn raise(&self, rank: u32, flag: u32, epoch: u64) {
         let lines = self.lines.get(u64::from(rank));
         // SAFETY: the caller that launched the kernel lent the flags of each rank for writing.
         let words = unsafe { GlobalMut::from_raw_parts(lines.start(), lines.len()) };
-        flag::signal(&words, u64::from(self.first + flag * self.stride) * LINE, SET);
+        flag::signal(&words, u64::from(self.first + flag * self.stride) * LINE, epoch);
     }
 }

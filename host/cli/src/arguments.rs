@@ -48,7 +48,7 @@ pub use join::Join;
 pub use launch::Launch;
 pub use man::Man;
 pub use new::New;
-pub use overlap::Overlap;
+pub use overlap::{Operation, Overlap};
 pub use quantize::Quantize;
 pub use shard::Shard;
 pub use timeline::Timeline;

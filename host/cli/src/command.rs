@@ -15,7 +15,7 @@ use crate::{
     output::Completed,
     overlap,
     progress::Progress,
-    quantize, shard,
+    quantize, shard, summed,
     text::{bytes, count, path, printable_lines},
     timeline,
 };
@@ -53,6 +53,9 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             Some((report, output)) => deliver(out, &report, request.json, [output]),
             None => Ok(()),
         },
+        Request::Overlap(request) if request.operation != arguments::Operation::AllGather => {
+            print_report(out, &summed::run(&request).map_err(Error::Overlap)?, request.json)
+        }
         Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
         Request::Shard(request) => {
             let (report, files) = shard::run(&request, &mut Progress::on_terminal())?;

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
 //! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain`, `completions`, `man` | the commands of these names |
+//! | `summed` | `overlap` of products whose sum the ranks share |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
@@ -39,6 +40,7 @@ pub mod progress;
 pub mod quantize;
 pub mod safetensors;
 pub mod shard;
+pub mod summed;
 pub mod text;
 pub mod timeline;
 

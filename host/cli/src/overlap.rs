@@ -37,10 +37,10 @@ pub struct Report {
 }
 
 #[derive(Debug, Serialize)]
-struct Sizes {
-    m: u64,
-    n: u64,
-    k: u64,
+pub(crate) struct Sizes {
+    pub m: u64,
+    pub n: u64,
+    pub k: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,9 +77,9 @@ struct Predicted {
 }
 
 #[derive(Debug, Serialize)]
-struct Refusal {
-    method: &'static str,
-    why: String,
+pub(crate) struct Refusal {
+    pub method: &'static str,
+    pub why: String,
 }
 
 /// Chooses, for `bf16` and by the rates of H200s. Needs no GPU.
@@ -126,7 +126,7 @@ pub fn run(request: &arguments::Overlap) -> oxtile::Result<Report> {
     })
 }
 
-fn name(method: Method) -> &'static str {
+pub(crate) fn name(method: Method) -> &'static str {
     match method {
         Method::Fused => "fused",
         Method::Chunked => "chunked",

@@ -6,7 +6,7 @@ use common::{run, stderr};
 use oxtile::{
     comm::WorldSize,
     num::bf16,
-    overlap::{AllGatherConfig, GatheredFormat, Global, Method, OverlapChoice, Rates},
+    overlap::{AllGatherConfig, AllReduceConfig, GatheredFormat, Global, Method, OverlapChoice, Rates, ReduceScatterConfig},
 };
 use serde_json::Value;
 
@@ -54,6 +54,31 @@ fn the_text_names_the_method_its_time_and_what_was_refused() {
     assert!(text.contains("tiles    256 of Tile128x256, 64 a shard: the own one's first"), "{text}");
     let text = String::from_utf8_lossy(&plan([64, 64, 64], 1, &[]).stdout).into_owned();
     assert!(text.contains("method   sequential: ") && text.contains("not fused: one rank gathers nothing"), "{text}");
+}
+
+/// Products whose sum the ranks share: the library's choice too.
+#[test]
+fn sums_are_planned_by_operation() {
+    let (world, sizes) = (WorldSize::new(2).expect("ranks"), [16, 8192, 8192]);
+    let global = Global { m: 16, n: 8192, k: 8192 };
+    let reduce = AllReduceConfig::new(global).choose::<bf16, bf16>(world, &Rates::H200).expect("a choice");
+    let scatter = ReduceScatterConfig::new(global).choose::<bf16, bf16>(world, &Rates::H200).expect("a choice");
+    let document = |operation: &str| -> Value {
+        let done = plan(sizes, 2, &["--json", "--operation", operation]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        serde_json::from_slice(&done.stdout).expect("one JSON document")
+    };
+    let (all, some) = (document("all-reduce"), document("reduce-scatter"));
+    assert_eq!((&all["operation"], &all["method"]), (&"all_reduce".into(), &"one_shot".into()));
+    assert_eq!(all["why"], reduce.why);
+    assert_eq!(all["predicted"]["one_shot"].is_number(), reduce.predicted.one_shot.is_some());
+    assert_eq!(some["why"], scatter.why);
+    // A number that is read again may differ in its last digit.
+    let found = some["predicted"]["sequential"].as_f64().expect("a number");
+    assert!((found - scatter.predicted.sequential).abs() < 1e-9, "{found}");
+    assert_eq!(some["local"], serde_json::json!({ "m": 16, "n": 8192, "k": 4096 }));
+    let text = String::from_utf8_lossy(&plan(sizes, 2, &["--operation", "all-reduce"]).stdout).into_owned();
+    assert!(text.contains("then all_reduce") && text.contains("  chosen"), "{text}");
 }
 
 #[test]

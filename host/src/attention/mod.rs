@@ -27,6 +27,7 @@
 //! | `forward` | the forward pass, and the table of its kernels |
 //! | `problems` | tensors bound to the kernel on wgmma: dense, packed (varlen), with options |
 //! | `heads`, `sequences`, `results`, `sink` | what these bind: tensor maps, sequences, the result, what the softmax counts beside keys |
+//! | `arriving`, `arriving_backward` | tensors of a rank whose keys arrive while the kernel runs, bound to either pass |
 //! | `divided_keys` | few queries of many keys, which are divided among blocks (flash-decoding) |
 //! | `fp8` | 8-bit tensors with scales |
 //! | `portable` | the kernels for GPUs other than Hopper |

@@ -8,7 +8,7 @@ use super::table::{GatherOperands, GatheredKernel};
 use crate::choice::Entry;
 use crate::comm::WorldSize;
 use crate::gemm::{GemmConfig, GemmTile};
-use crate::runtime::{Error, Result};
+use crate::runtime::{Device, Error, Result};
 use crate::symmetric::PutOrder;
 
 /// What the model knows of devices and their links.
@@ -26,6 +26,8 @@ pub struct Rates {
     pub beside: f64,
     /// How much longer a put takes beside a product.
     pub put_beside: f64,
+    /// Microseconds that a sum in one launch takes after the product, but for its bytes: an estimate, as long as none is measured.
+    pub one_shot: f64,
     /// Bytes a microsecond that kernels that dequantize read and write.
     pub dequantize: f64,
     /// Microseconds of the host for a call by each method: what a call takes at least where it is not in a graph.
@@ -54,10 +56,16 @@ impl Rates {
         wait: 4.0,
         beside: 1.03,
         put_beside: 1.09,
+        one_shot: 7.0,
         dequantize: 4_000_000.0,
         host: HostTimes { fused: 50.0, chunked: 43.0, sequential: 37.0 },
         multiprocessors: 132,
     };
+
+    /// Those of [`H200`](Self::H200), on a device with its number of multiprocessors.
+    pub(super) fn of(device: &Device) -> Self {
+        Self { multiprocessors: device.limits().multiprocessors, ..Self::H200 }
+    }
 }
 
 /// Predicted times in microseconds; none for a method that is refused.

@@ -190,6 +190,14 @@ impl Inner {
         unsafe { Buffer::of(memory, len) }
     }
 
+    /// Elements of a place, from number `first` of them on, which share its uses.
+    pub fn place_from<T: Pod>(&self, place: usize, first: u64, len: u64) -> Buffer<T> {
+        let size = size_of::<T>() as u64;
+        let whole = self.place::<u8>(place, (first + len) * size);
+        // SAFETY: so many elements of any bits lie there; the place is aligned to 256 bytes, and `first` is a number of whole elements.
+        unsafe { Buffer::of(whole.memory().window(whole.address() + first * size, len * size), len) }
+    }
+
     /// The rank in the world of a member.
     pub fn world_rank(&self, member: u32) -> Rank {
         self.member.team().members()[member as usize]

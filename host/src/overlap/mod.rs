@@ -2,7 +2,7 @@
 //! first reads the chunk. A stream tells the other ranks when the operand has been read.
 //!
 //! [`AllGatherGemm`] gathers an operand from all members of a team while it multiplies. Which [`Method`] it takes is
-//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4. [`GemmReduceScatter`] sums a product over the members, each of which gets some rows.
+//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4. [`GemmReduceScatter`] sums a product over the members, each of which gets some rows, and [`GemmAllReduce`] gives all of them the whole sum.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -19,6 +19,7 @@
 //! | `format` | formats in which an operand travels as codes and scales |
 //! | `quantized`, `quantized_call` | all-gather of codes and scales, and product |
 //! | `scattered` | product and reduce-scatter |
+//! | `reduced` | product and all-reduce |
 
 mod call;
 mod choice;
@@ -30,6 +31,7 @@ mod model;
 mod products;
 mod quantized;
 mod quantized_call;
+mod reduced;
 mod scattered;
 mod schedule;
 mod sizes;
@@ -44,6 +46,9 @@ pub use gathered::AllGatherGemm;
 pub use memory::OverlapMemory;
 pub use quantized::QuantizedAllGatherGemm;
 pub use quantized_call::QuantizedProduct;
+pub use reduced::{
+    AllReduceChoice, AllReduceConfig, AllReduceMemory, AllReduceMethod, AllReduceTimes, GemmAllReduce, ReduceOperands, ReducedProduct,
+};
 pub use scattered::{GemmReduceScatter, ReduceScatterConfig, ScatterChoice, ScatterOperands, ScatterTimes, ScatteredProduct};
 pub use sizes::{Global, Local, Split};
 pub use table::GatherOperands;

@@ -62,6 +62,11 @@ impl<T: Pod> SymmetricBuffer<T> {
         Ok(Peer { buffer: self, rank, address: base + self.offset })
     }
 
+    /// Where every rank's instance lies in this rank's addresses, for kernels. Meets all ranks, as [`peer`](Self::peer) does.
+    pub(crate) fn addresses(&self) -> Result<Vec<u64>> {
+        self.arena.0.world.ranks().map(|rank| Ok(self.peer(rank)?.address())).collect()
+    }
+
     /// What these elements of this rank hold is not needed any more, after the earlier work of the stream. On the virtual cluster a read of them before they are
     /// written again is an error with the buffer's name, whatever they hold; on a GPU nothing is done. Before other ranks are told that they may
     /// write them. May be captured.

@@ -63,7 +63,7 @@ fn bits_are_those_of_one_device() {
 
 fn bits_of<T: Element>(case: &Case) -> bool {
     let (whole, fused) = (case.whole(), case.clone().fused());
-    // One rank that trades heads with nobody is one device; keys in one part, as here.
+    // One rank that trades heads alone is one device; keys in one part, as here.
     let attention = AttentionConfig { key_parts: Some(1), ..case.config.attention };
     let one = ContextParallelConfig { attention, ..case.config.by(Schedule::AllToAll) };
     let one = Case { ranks: 1, config: one, ..case.clone() }.results_in::<T>(&whole).unwrap();

@@ -10,10 +10,12 @@
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
+//! | `reduced` | products whose sum all ranks get |
 //! | `scattered` | products whose sum is shared and whose rows are scattered |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
+//! | `context_fused` | passes in one launch, which wait for keys |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
@@ -77,6 +79,7 @@ mod overlap_quantized;
 mod overlap_requirements;
 mod overlap_usage;
 mod places;
+mod reduced;
 mod rows;
 mod sanitizer;
 mod scattered;

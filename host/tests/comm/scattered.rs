@@ -19,11 +19,11 @@ use crate::values::values;
 
 /// A program of every rank.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    ranks: u32,
-    config: ReduceScatterConfig,
-    calls: Calls,
-    seed: u64,
+pub struct Case {
+    pub ranks: u32,
+    pub config: ReduceScatterConfig,
+    pub calls: Calls,
+    pub seed: u64,
 }
 
 /// What a rank has.
@@ -41,16 +41,16 @@ fn options() -> ArenaOptions {
     ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
 }
 
-fn config(method: Method, panels: u32, [m, n, k]: [u64; 3]) -> ReduceScatterConfig {
+pub fn config(method: Method, panels: u32, [m, n, k]: [u64; 3]) -> ReduceScatterConfig {
     ReduceScatterConfig { method: Some(method), panels: Some(panels), ..ReduceScatterConfig::new(Global { m, n, k }) }
 }
 
 impl Case {
-    fn world(&self) -> WorldSize {
+    pub fn world(&self) -> WorldSize {
         WorldSize::new(self.ranks).unwrap()
     }
 
-    fn product(&self) -> GemmConfig {
+    pub fn product(&self) -> GemmConfig {
         self.config.product(self.world()).unwrap()
     }
 
@@ -60,22 +60,22 @@ impl Case {
         (u64::from(rank) * extent).min(m)..((u64::from(rank) + 1) * extent).min(m)
     }
 
-    fn a(&self, rank: u32, round: u64) -> Vec<Half> {
+    pub fn a(&self, rank: u32, round: u64) -> Vec<Half> {
         let GemmConfig { m, k, .. } = self.product();
         values(1000 + 10 * round + u64::from(rank), m * k)
     }
 
-    fn weight(&self, rank: u32) -> Vec<Half> {
+    pub fn weight(&self, rank: u32) -> Vec<Half> {
         let GemmConfig { n, k, .. } = self.product();
         values(rank.into(), n * k)
     }
 
-    fn bias(&self) -> Vec<Half> {
+    pub fn bias(&self) -> Vec<Half> {
         values(77, self.config.sizes.n)
     }
 
     /// What a rank's result is to be: its own product in `f32`, then the others' in ascending order, each rounded as it was computed, a panel at a time.
-    fn expected(&self, rank: u32, round: u64) -> Result<Vec<u16>> {
+    pub fn expected(&self, rank: u32, round: u64) -> Result<Vec<u16>> {
         let (runtime, product, rows) = (Runtime::emulated(1)?, self.product(), self.rows(rank));
         let (stream, GemmConfig { n, k, .. }) = (runtime.device(0)?.stream()?, product);
         let count = rows.end - rows.start;

@@ -94,6 +94,23 @@ impl Device {
         Ok(())
     }
 
+    /// Two launches of a kernel under way together, whose flags are for one another. The seed decides which goes on.
+    pub fn launch_together<K: Kernel + Signature>(&self, args: [K::Args<'_>; 2]) -> Result<(), Outcome> {
+        let [one, other] = args;
+        let (mut runs, mut random) = ([self.begin::<K>(one)?, self.begin::<K>(other)?], Random::new(self.options.seed));
+        let mut waiting = 0;
+        // Until none goes on, for good: what is left then ends, or is reported to wait in vain.
+        while waiting < 64 {
+            let progress = runs[random.below(2) as usize].step(1 << (4 + random.below(8))).map_err(Outcome::Faulted)?;
+            waiting = if progress == Progress::Running { 0 } else { waiting + 1 };
+        }
+        for run in runs {
+            let report = run.run().map_err(Outcome::Faulted)?;
+            self.report.borrow_mut().merge(&report);
+        }
+        Ok(())
+    }
+
     /// A stream writes a chunk and sets its flag.
     fn bring(&self, chunk: &Chunk) {
         const DATA: u64 = 1;

@@ -19,9 +19,35 @@ pub struct Overlap {
     /// How the gathered operand travels
     #[arg(long, value_enum, default_value_t)]
     pub format: Travels,
+    /// What the ranks do with an operand, or with the sum
+    #[arg(long, value_enum, default_value_t)]
+    pub operation: Operation,
     /// Print one JSON document instead of lines
     #[arg(long)]
     pub json: bool,
+}
+
+/// What travels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Operation {
+    /// Rows of A are gathered from all ranks before the product
+    #[default]
+    AllGather,
+    /// Each rank has a part of the sum, and gets some rows
+    ReduceScatter,
+    /// Each rank has a part of the sum, and gets all of it
+    AllReduce,
+}
+
+impl Operation {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+        }
+    }
 }
 
 /// How a gathered operand travels.
@@ -61,11 +87,15 @@ fused       one kernel, which waits for each chunk just before it first reads it
 chunked     a product for each rank's shard, once it is there
 sequential  the product after the whole gather
 
-The times are a model's, of H200s of one host. `oxtile::overlap::AllGatherConfig::choose` chooses the same.
+one_shot    of an all-reduce: one launch after the product
+
+The times are a model's, of H200s of one host. The library's `choose` of each
+operation chooses the same (`oxtile::overlap`).
 
 Examples:
   oxtile overlap --plan 8192,8192,8192 --ranks 4
-  oxtile overlap --plan 16384,4096,8192 --ranks 2 --format mxfp8";
+  oxtile overlap --plan 16384,4096,8192 --ranks 2 --format mxfp8
+  oxtile overlap --plan 16,8192,8192 --ranks 2 --operation all-reduce";
 
 /// No dimension of a product is larger.
 const LARGEST: u64 = i32::MAX as u64;

@@ -101,7 +101,13 @@ fn every_option_reaches_its_command() {
     assert_eq!(words("completions fish").expect("valid"), Request::Completions(Completions { shell: Shell::Fish }));
     assert_eq!(words("man join").expect("valid"), Request::Man(Man { command: Some("join".into()), out_dir: None }));
     assert_eq!(words("man --out-dir a").expect("valid"), Request::Man(Man { command: None, out_dir: Some("a".into()) }));
-    let overlap = Overlap { plan: [8192, 4096, 64], ranks: ranks(4), format: overlap::Travels::Bf16, json: true };
+    let overlap = Overlap {
+        plan: [8192, 4096, 64],
+        ranks: ranks(4),
+        format: overlap::Travels::Bf16,
+        operation: overlap::Operation::AllGather,
+        json: true,
+    };
     assert_eq!(words("overlap --plan 8192,4096,64 --ranks 4 --json").expect("valid"), Request::Overlap(overlap));
     let shard = Shard {
         input: "a".into(),

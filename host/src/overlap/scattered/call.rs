@@ -1,6 +1,7 @@
 //! A scattered product bound to its operands, and one call of it.
 
 use std::fmt;
+use std::ops::Range;
 
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
@@ -10,6 +11,7 @@ use super::kernels::ScatterOperands;
 use crate::comm::Rank;
 use crate::overlap::config::Method;
 use crate::overlap::memory::{Inner, PLACES, place_of};
+use crate::overlap::reduced::Spread;
 use crate::overlap::table::Waiting;
 use crate::overlap::transfer::wait_for;
 use crate::runtime::{Bound, Buffer, Result, Stream};
@@ -17,18 +19,25 @@ use crate::symmetric::SymmetricBuffer;
 
 /// A scattered product bound to its operands. Made by [`GemmReduceScatter::bind`].
 pub struct ScatteredProduct<'a, T: ScatterOperands<O>, O: 'static> {
-    of: &'a GemmReduceScatter<T, O>,
+    call: ScatterCall<'a, T, O>,
     result: DeviceView<'a, O>,
-    sent: Vec<Sent<'a>>,
-    /// The product of the own rows in each place; none if there are no such rows.
-    own: [Option<Own<'a>>; PLACES],
 }
 
-/// The product of own rows, which may wait for the others' parts.
-pub(super) type Own<'a> = Waiting<'a>;
+/// The products and copies of a call.
+pub(in crate::overlap) struct ScatterCall<'a, T: ScatterOperands<O>, O: 'static> {
+    of: &'a GemmReduceScatter<T, O>,
+    sent: Vec<Sent<'a>>,
+    /// The products of own rows.
+    own: Vec<Own<'a>>,
+    /// Where finished own rows go, if they are not for this rank alone.
+    spread: Option<Spread<'a>>,
+}
+
+/// A product of own rows in each place, which may wait for the others' parts.
+pub(in crate::overlap) type Own<'a> = [Waiting<'a>; PLACES];
 
 /// A panel of another member's rows.
-pub(super) struct Sent<'a> {
+pub(in crate::overlap) struct Sent<'a> {
     /// None of an empty panel.
     pub product: Option<Bound<'a>>,
     /// Its result.
@@ -40,13 +49,8 @@ pub(super) struct Sent<'a> {
 }
 
 impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
-    pub(super) fn new(
-        of: &'a GemmReduceScatter<T, O>,
-        result: DeviceView<'a, O>,
-        sent: Vec<Sent<'a>>,
-        own: [Option<Own<'a>>; PLACES],
-    ) -> Self {
-        Self { of, result, sent, own }
+    pub(super) fn new(call: ScatterCall<'a, T, O>, result: DeviceView<'a, O>) -> Self {
+        Self { call, result }
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -62,30 +66,43 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     /// # Errors
     /// As [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
-        const WHAT: &str = "ScatteredProduct::run";
+        self.call.run(compute, "ScatteredProduct::run")
+    }
+}
+
+impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
+    pub fn new(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, spread: Option<Spread<'a>>) -> Self {
+        Self { of, sent, own, spread }
+    }
+
+    /// As [`ScatteredProduct::run`]; errors name `what` was called.
+    pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
         let inner = &self.of.memory.0;
         inner.arena.check()?;
         let turn = inner.turn();
         let place = place_of(turn);
         let mut places = inner.places();
         // Whatever can be refused is refused before the others hear of the call.
-        places[place].local().check_stream(compute, WHAT)?;
-        inner.check_captures(compute, WHAT)?;
-        inner.begin(turn, compute, WHAT)?;
+        places[place].local().check_stream(compute, what)?;
+        inner.check_captures(compute, what)?;
+        inner.begin(turn, compute, what)?;
         let done = self.enqueue(compute, &mut places[place], place);
         if let Err(error) = &done
             && !compute.is_capturing()
         {
             // The others go on with this call, which did not come about here. What is returned is why.
-            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
+            let _ = inner.arena.abort(&format!("{what}: {error}"));
         }
         done
     }
 
     /// One call.
     fn enqueue(&mut self, compute: &Stream, parts: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
-        let Self { of, sent, own, .. } = self;
+        let Self { of, sent, own, spread, .. } = self;
         let inner = &of.memory.0;
+        if let Some(spread) = spread {
+            spread.begin(compute)?;
+        }
         for sent in &mut *sent {
             if let Some(product) = &mut sent.product {
                 product.run(compute)?;
@@ -94,23 +111,29 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
             inner.out.wait(&compute.mark()?)?;
             sent.put(inner, parts, place)?;
         }
-        let [read, unread] = of.awaited(place);
-        if of.choice.method == Method::Fused {
-            if let Some(own) = &mut own[place] {
-                own(compute, inner.waits(compute, place, &read)?)?;
+        let is_fused = of.choice.method == Method::Fused;
+        let [read, unread] = of.awaited(place, 0..of.shards.panels());
+        if !is_fused {
+            wait_for(inner, compute, &read)?;
+        }
+        for (number, (own, run)) in own.iter_mut().zip(&of.runs).enumerate() {
+            let [awaited, _] = of.awaited(place, if is_fused { run.panels.clone() } else { 0..0 });
+            own[place](compute, inner.waits(compute, place, &awaited)?)?;
+            if let Some(spread) = spread {
+                inner.out.wait(&compute.mark()?)?;
+                spread.put(inner, number)?;
             }
-            wait_for(inner, compute, &unread)?;
-        } else {
-            wait_for(inner, compute, &[read.as_slice(), &unread].concat())?;
-            if let Some(own) = &mut own[place] {
-                own(compute, inner.waits(compute, place, &[])?)?;
-            }
+        }
+        wait_for(inner, compute, &unread)?;
+        if let Some(spread) = spread {
+            spread.end(inner, compute)?;
         }
         // Before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
         compute.wait(&inner.out.mark()?)?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
-            for memory in sent.iter().map(|sent| sent.bytes.memory()) {
+            let rows = spread.iter().flat_map(Spread::memories);
+            for memory in sent.iter().map(|sent| sent.bytes.memory()).chain(rows) {
                 memory.forget_uses();
                 memory.add_use(&compute.0, true, &mut Vec::new());
             }
@@ -137,12 +160,12 @@ impl Sent<'_> {
 }
 
 impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
-    /// The flags of the panels that come here: those with rows, and those without.
-    fn awaited(&self, place: usize) -> [Vec<(u32, Rank)>; 2] {
+    /// The flags of some panels that come here: those with rows, and those without.
+    fn awaited(&self, place: usize, panels: Range<u32>) -> [Vec<(u32, Rank)>; 2] {
         let (inner, me) = (&self.memory.0, self.memory.member().rank().index());
         let of = |panel: u32| self.shards.sources(me).map(move |source| (Inner::ready_flag(place, panel), inner.world_rank(source)));
         let is_read = |panel: &u32| !self.shards.panel(me, *panel).is_empty();
-        let (read, unread): (Vec<_>, Vec<_>) = (0..self.shards.panels()).partition(is_read);
+        let (read, unread): (Vec<_>, Vec<_>) = panels.partition(is_read);
         [read, unread].map(|panels| panels.into_iter().flat_map(of).collect())
     }
 
@@ -155,6 +178,6 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
 
 impl<T: ScatterOperands<O>, O> fmt::Debug for ScatteredProduct<'_, T, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScatteredProduct").field("of", self.of).finish_non_exhaustive()
+        f.debug_struct("ScatteredProduct").field("of", self.call.of).finish_non_exhaustive()
     }
 }

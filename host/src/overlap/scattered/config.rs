@@ -98,7 +98,7 @@ impl ReduceScatterConfig {
         })
     }
 
-    pub(super) fn shards(&self, ranks: WorldSize, panels: u32) -> Shards {
+    pub(in crate::overlap) fn shards(&self, ranks: WorldSize, panels: u32) -> Shards {
         Shards::new(ranks.get(), self.sizes.m, panels)
     }
 
@@ -157,28 +157,67 @@ impl ReduceScatterConfig {
 
     /// The time by a method: the products of a rank's panels one after another, copies after each, and own rows as their parts come.
     fn time<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, method: Method, panels: u32) -> f64 {
-        let Ok(product) = self.product(ranks) else { return f64::INFINITY };
+        let Ok(Progress { shards, now, out, there }) = self.progress::<T, O>(ranks, rates, panels) else { return f64::INFINITY };
+        let own = self.beside::<T, O>(ranks, rates, shards.extent());
+        let end = match method {
+            Method::Fused => {
+                let each = own / f64::from(shards.panels());
+                // A tile whose part is not there keeps its multiprocessor.
+                there.iter().fold(now, |now, there| now.max(*there) + each)
+            }
+            Method::Chunked | Method::Sequential => now.max(out + rates.wait) + own,
+        };
+        end.max(rates.host.sequential + 6.0 * f64::from((ranks.get() - 1) * shards.panels()))
+    }
+
+    /// The time until all ranks have all rows: own rows are multiplied a panel at a time, which is put to the others while the next is multiplied.
+    pub(in crate::overlap) fn time_to_all<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, panels: u32) -> f64 {
+        let Ok(progress) = self.progress::<T, O>(ranks, rates, panels) else { return f64::INFINITY };
+        let (Progress { shards, mut now, mut out, there }, others) = (progress, f64::from(ranks.get() - 1));
+        for (panel, there) in (0..).zip(there) {
+            let rows = shards.panel(0, panel);
+            let rows = rows.end - rows.start;
+            now = now.max(there) + self.beside::<T, O>(ranks, rates, rows);
+            let bytes = (rows * self.sizes.n * T::RESULT_BYTES) as f64;
+            out = now.max(out) + rates.wait + others * (rates.start + rates.put_beside * bytes / rates.put) + rates.flag;
+        }
+        let calls = f64::from((ranks.get() - 1) * shards.panels()) + f64::from(shards.panels());
+        (out + rates.wait).max(rates.host.sequential + 6.0 * calls)
+    }
+
+    /// The products of other members' rows, and what comes from them meanwhile.
+    fn progress<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, panels: u32) -> Result<Progress> {
+        self.product(ranks)?;
         let (shards, others) = (self.shards(ranks, panels), ranks.get() - 1);
-        let rows = |panel: u32| shards.panel(0, panel).end - shards.panel(0, panel).start;
-        let of = |m: u64| rates.beside * GemmConfig { m, ..product }.predicted::<T, O>(rates.multiprocessors).unwrap_or(f64::INFINITY);
         let (mut now, mut out, mut there) = (0.0_f64, 0.0_f64, vec![0.0; shards.panels() as usize]);
         for panel in (0..others).flat_map(|_| 0..shards.panels()) {
-            now += of(rows(panel));
-            let bytes = (rows(panel) * self.sizes.n * T::RESULT_BYTES) as f64;
+            let rows = shards.panel(0, panel);
+            let rows = rows.end - rows.start;
+            now += self.beside::<T, O>(ranks, rates, rows);
+            let bytes = (rows * self.sizes.n * T::RESULT_BYTES) as f64;
             out = now.max(out) + rates.wait + rates.start + rates.put_beside * bytes / rates.put + rates.flag;
             // Other members' parts come as this one's go.
             there[panel as usize] = out;
         }
-        let end = match method {
-            Method::Fused => {
-                let each = of(shards.extent()) / f64::from(shards.panels());
-                // A tile whose part is not there keeps its multiprocessor.
-                there.iter().fold(now, |now, there| now.max(*there) + each)
-            }
-            Method::Chunked | Method::Sequential => now.max(out + rates.wait) + of(shards.extent()),
-        };
-        end.max(rates.host.sequential + 6.0 * f64::from(others * shards.panels()))
+        Ok(Progress { shards, now, out, there })
     }
+
+    /// The time of a product of so many rows beside puts.
+    fn beside<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, m: u64) -> f64 {
+        let product = self.product(ranks).ok().map(|product| GemmConfig { m, ..product });
+        product.and_then(|product| product.predicted::<T, O>(rates.multiprocessors)).map_or(f64::INFINITY, |time| rates.beside * time)
+    }
+}
+
+/// Times in microseconds once the products of other members' rows are done.
+struct Progress {
+    shards: Shards,
+    /// When they are.
+    now: f64,
+    /// When the last one was put.
+    out: f64,
+    /// When the last part of each own panel is there.
+    there: Vec<f64>,
 }
 
 impl fmt::Display for ScatterChoice {

@@ -5,24 +5,26 @@ mod config;
 mod kernels;
 mod shards;
 
+pub(super) use call::ScatterCall;
 pub use call::ScatteredProduct;
 pub use config::{ReduceScatterConfig, ScatterChoice, ScatterTimes};
 pub use kernels::ScatterOperands;
 
 use std::fmt;
+use std::ops::Range;
 
 use oxtile_kernels::gemm::PRESENT;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use call::{Own, Sent};
-use shards::Shards;
+pub(super) use shards::Shards;
 
 use super::choice::Rates;
 use super::config::Method;
 use super::memory::{Inner, OverlapMemory};
 use super::schedule::banded;
-use super::table::{Instance, Order};
+use super::table::{Instance, Order, Waiting};
 use crate::gemm::{Gemm, GemmConfig, Matrices};
 use crate::runtime::{Buffer, Error, Result, Stream};
 
@@ -82,10 +84,20 @@ pub struct GemmReduceScatter<T: ScatterOperands<O>, O: 'static> {
     /// What is put to other members, by target and panel. Each is memory of its own: work on one does not wait for copies of another.
     sent: Vec<(u32, u32, Buffer<O>)>,
     own: Box<dyn Instance<T, O>>,
-    tiles: Buffer<u32>,
-    flags: Buffer<u32>,
+    runs: Vec<Run>,
     number: u64,
     note: String,
+}
+
+/// Own rows that are one product.
+struct Run {
+    panels: Range<u32>,
+    /// Of the rank's shard.
+    rows: Range<u64>,
+    /// The order of tiles.
+    tiles: Buffer<u32>,
+    /// For each panel and each other member in ascending order the number of the flag that the kernel waits for, among those of the place.
+    flags: Buffer<u32>,
 }
 
 impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
@@ -94,16 +106,22 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
     /// # Errors
     /// As [`ReduceScatterConfig::choose`]; [`Error::Invalid`] for memory that is too small, and on devices other than Hopper; as [`Runtime::load`](crate::Runtime::load).
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig) -> Result<Self> {
-        const WHAT: &str = "GemmReduceScatter::new";
+        Self::made(memory, stream, config, false, "rows of each rank")
+    }
+
+    /// As [`new`](Self::new). Own rows may be multiplied a panel at a time. Members compare what becomes of the rows.
+    pub(super) fn made(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig, apart: bool, becomes: &str) -> Result<Self> {
         let inner = &memory.0;
         let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
         crate::gemm::wgmma_of(device.capability()).map_err(|why| {
-            let why = format!("parts are added by kernels on wgmma: {why}; multiply by Gemm, and sum by a communicator's reduce_scatter");
-            Error::Invalid { what: WHAT, why }
+            let why = format!("parts are added by kernels on wgmma: {why}; multiply by Gemm, and sum by a communicator's collective");
+            Error::Invalid { what: "GemmReduceScatter::new", why }
         })?;
-        memory.check_room(WHAT, config.bytes::<T, O>(ranks)?)?;
-        let choice = config.choose::<T, O>(ranks, &Rates { multiprocessors: device.limits().multiprocessors, ..Rates::H200 })?;
-        let (shards, product, runtime) = (config.shards(ranks, choice.panels), config.product(ranks)?, device.runtime());
+        memory.check_room("GemmReduceScatter::new", config.bytes::<T, O>(ranks)?)?;
+        let choice = config.choose::<T, O>(ranks, &Rates::of(&device))?;
+        let mut shards = config.shards(ranks, choice.panels);
+        shards.apart = apart;
+        let (product, runtime) = (config.product(ranks)?, device.runtime());
         let foreign: Vec<_> = shards.targets(me).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel))).collect();
         let (mut panels, mut sent) = (Vec::<(u64, Gemm<T, O>)>::new(), Vec::new());
         for (number, (target, panel)) in foreign.into_iter().enumerate() {
@@ -117,17 +135,21 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let entry = T::kernel(choice.tile, !config.transpose_b).expect("the choice is of kernels that there are");
         let own = (entry.load)(&runtime)?;
         own.prepare(&device)?;
-        let ([rows, columns], cluster) = choice.tile.size();
-        let mine = shards.shard(me);
-        let rows: Vec<_> = (0..(mine.end - mine.start).div_ceil(rows * cluster) as u32).collect();
-        let tiles = Buffer::from_slice(stream, &banded(&rows, product.n.div_ceil(columns) as u32))?;
-        let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, choice.method))?;
+        let run = |panels: Range<u32>| {
+            let (rows, ([height, width], cluster)) = (shards.rows_of(me, &panels), choice.tile.size());
+            let tiles: Vec<_> = (0..(rows.end - rows.start).div_ceil(height * cluster) as u32).collect();
+            let tiles = Buffer::from_slice(stream, &banded(&tiles, product.n.div_ceil(width) as u32))?;
+            let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, &panels, choice.method))?;
+            Ok(Run { panels, rows, tiles, flags })
+        };
+        let runs = shards.runs(me).into_iter().map(run).collect::<Result<Vec<_>>>()?;
         let number = inner.next_operation();
         let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
         let ScatterChoice { method, panels: count, .. } = choice;
-        let note = format!("{config:?} of {elements} into {results} by {method:?} in {:?}, {count} panels", inner.member.team());
+        let team = inner.member.team();
+        let note = format!("{config:?} of {elements} into {results} by {method:?} in {team:?}, {count} panels, of {becomes}");
         inner.arena.note(&inner.operation(number), &note)?;
-        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, tiles, flags, number, note })
+        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, runs, number, note })
     }
 
     /// The method, and why.
@@ -150,33 +172,58 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<ScatteredProduct<'a, T, O>> {
+        let (own, n) = (self.shards.shard(self.memory.member().rank().index()), self.product.n);
+        let len = (own.end - own.start) * n;
+        Error::check_length("GemmReduceScatter::bind, d", len, d.len())?;
+        let result = d.access("d");
+        let rows = |run: usize| {
+            let Range { start, end } = self.runs[run].rows;
+            // SAFETY: the runs' products have a part of the result each, which the two places' products share. Only the call of one of them is enqueued at a time, by `ScatteredProduct::run`, which
+            // has the only reference to both, and each call is after the one before it.
+            unsafe { DeviceViewMut::from_raw(result.address + start * n * size_of::<O>() as u64, (end - start) * n, result.owner) }
+        };
+        let (sent, own) = self.bind_products(stream, a, weight, bias, rows)?;
+        // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the products that lend it for themselves.
+        let result = unsafe { DeviceView::from_raw(result.address, len, result.owner) };
+        Ok(ScatteredProduct::new(ScatterCall::new(self, sent, own, None), result))
+    }
+
+    pub(super) fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// The rows of each product of own rows, of all.
+    pub(super) fn own_rows(&self) -> impl Iterator<Item = Range<u64>> + use<'_, T, O> {
+        let first = self.shards.shard(self.memory.member().rank().index()).start;
+        self.runs.iter().map(move |run| first + run.rows.start..first + run.rows.end)
+    }
+
+    /// The products of other members' panels, and of each run of own rows in each place; `rows` lends a run's rows of the result, once a place.
+    pub(super) fn bind_products<'a>(
+        &'a self,
+        stream: &Stream,
+        a: DeviceView<'a, T>,
+        weight: DeviceView<'a, T>,
+        bias: Option<DeviceView<'a, O>>,
+        rows: impl Fn(usize) -> DeviceViewMut<'a, O>,
+    ) -> Result<(Vec<Sent<'a>>, Vec<Own<'a>>)> {
         let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
-        let own = self.shards.shard(inner.member.rank().index());
-        let rows = own.end - own.start;
         Error::check_length("GemmReduceScatter::bind, a", m * k, a.len())?;
         Error::check_length("GemmReduceScatter::bind, b", k * n, weight.len())?;
-        Error::check_length("GemmReduceScatter::bind, d", rows * n, d.len())?;
         if let Some(bias) = bias {
             Error::check_length("GemmReduceScatter::bind, bias", n, bias.len())?;
         }
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
         let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, a, weight)).collect::<Result<Vec<_>>>()?;
-        let result = d.access("d");
-        let own = [0, 1].map(|place| {
-            if rows == 0 {
-                return Ok(None);
-            }
-            // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `ScatteredProduct::run`, which has the only reference to both, and each call is
-            // after the one before it.
-            let d = unsafe { DeviceViewMut::from_raw(result.address, rows * n, result.owner) };
-            let matrices = Matrices { a: a.slice(own.start * k, own.end * k), b: weight, scales: None, bias, d };
-            self.bind_own(stream, place, rows, matrices).map(Some)
-        });
-        let [first, second] = own;
-        // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the products that lend it for themselves.
-        let result = unsafe { DeviceView::from_raw(result.address, rows * n, result.owner) };
-        Ok(ScatteredProduct::new(self, result, sent, [first?, second?]))
+        let first = self.shards.shard(inner.member.rank().index()).start;
+        let own = |(number, run): (usize, &'a Run)| {
+            let of_a = a.slice((first + run.rows.start) * k, (first + run.rows.end) * k);
+            let in_place = |place| self.bind_run(stream, place, run, Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) });
+            Ok([in_place(0)?, in_place(1)?])
+        };
+        let own = self.runs.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
+        Ok((sent, own))
     }
 
     /// The product of a panel of another member's rows.
@@ -200,33 +247,32 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let size = size_of::<O>() as u64;
         // SAFETY: the bytes of a buffer's elements, which share its uses.
         let bytes = unsafe { Buffer::<u8>::of(std::sync::Arc::clone(room.memory()), count * n * size) };
-        let me = self.memory.member().rank().index();
-        let shard = self.shards.shard(*target);
-        let at = (self.shards.place_at(*target, me) * (shard.end - shard.start) + rows.start) * n * size;
+        let at = self.shards.part_at(*target, self.memory.member().rank().index(), *panel) * n * size;
         Ok(Sent { product: product.transpose()?, bytes, target: *target, panel: *panel, at })
     }
 
-    /// The product of the own rows, with the parts that lie in a place.
-    fn bind_own<'a>(&'a self, stream: &Stream, place: usize, rows: u64, matrices: Matrices<'a, T, T, O>) -> Result<Own<'a>> {
-        let (GemmConfig { n, .. }, sources) = (self.product, self.shards.members - 1);
+    /// The product of a run of own rows, with the parts that lie in a place.
+    fn bind_run<'a>(&'a self, stream: &Stream, place: usize, run: &'a Run, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>> {
+        let (GemmConfig { n, .. }, sources, rows) = (self.product, self.shards.members - 1, run.rows.end - run.rows.start);
         let ReduceScatterConfig { alpha, activation, margin, .. } = self.config;
         let config = GemmConfig { m: rows, alpha, activation, ..self.product };
         let extent = self.shards.panel_rows() as u32;
-        let (tiles, flags) = (self.tiles.view(), self.flags.view());
+        let (tiles, flags) = (run.tiles.view(), run.flags.view());
         let order = Order { tiles, flags, extent, sources, slab: 1, first: 0, margin };
-        let parts = self.memory.0.place::<O>(place, u64::from(sources) * rows * n);
+        let of_source = |rows: u64| u64::from(sources) * rows * n;
+        let parts = self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows));
         self.own.bind(stream, config, order, matrices, None, Some(parts))
     }
 }
 
-/// For each panel and each other member in ascending order the number of the flag that the kernel waits for, among those of the place.
-fn flags_of(inner: &Inner, shards: &Shards, method: Method) -> Vec<u32> {
+/// The flags of a [`Run`] of these panels.
+fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, method: Method) -> Vec<u32> {
     let me = inner.member.rank().index();
     let flag = |panel: u32, source: u32| match method {
         Method::Fused => inner.ready.index(panel, inner.world_rank(source)),
         Method::Chunked | Method::Sequential => PRESENT,
     };
-    (0..shards.panels()).flat_map(|panel| shards.sources(me).map(move |source| flag(panel, source))).collect()
+    panels.clone().flat_map(|panel| shards.sources(me).map(move |source| flag(panel, source))).collect()
 }
 
 impl<T: ScatterOperands<O>, O> fmt::Debug for GemmReduceScatter<T, O> {

@@ -4,12 +4,14 @@ use std::ops::Range;
 
 /// Rows of a result that members share, each of which has a shard of equal length; the last ones may have fewer rows, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shards {
+pub(in crate::overlap) struct Shards {
     pub members: u32,
     /// Rows of all members.
     pub rows: u64,
     /// Rows of a panel.
     panel: u64,
+    /// Whether a member multiplies its own rows a panel at a time, and not all at once.
+    pub apart: bool,
 }
 
 /// Rows of panels are multiples of this, so that no tile of a kernel has rows of two.
@@ -20,7 +22,7 @@ impl Shards {
     pub fn new(members: u32, rows: u64, panels: u32) -> Self {
         let extent = rows.div_ceil(members.into());
         let panel = extent.div_ceil(panels.max(1).into()).next_multiple_of(UNIT);
-        Self { members, rows, panel: panel.max(UNIT) }
+        Self { members, rows, panel: panel.max(UNIT), apart: false }
     }
 
     /// Rows of a shard.
@@ -51,6 +53,27 @@ impl Shards {
         at(panel)..at(panel + 1)
     }
 
+    /// The panels of each product of a member's own rows; none of an empty shard.
+    pub fn runs(&self, member: u32) -> Vec<Range<u32>> {
+        let rows = self.shard(member);
+        let panels = (rows.end - rows.start).div_ceil(self.panel) as u32;
+        let together = if self.apart { 1 } else { panels.max(1) };
+        (0..panels).step_by(together as usize).map(|first| first..first + together).collect()
+    }
+
+    /// Rows of some panels of a member, in rows of its shard.
+    pub fn rows_of(&self, member: u32, panels: &Range<u32>) -> Range<u64> {
+        self.panel(member, panels.start).start..self.panel(member, panels.end - 1).end
+    }
+
+    /// Where a source's part of a panel lies among those at a member, in rows: the parts of a product's rows lie together, one source's after another.
+    pub fn part_at(&self, member: u32, source: u32, panel: u32) -> u64 {
+        let all = self.shard(member);
+        let run = if self.apart { self.panel(member, panel) } else { 0..all.end - all.start };
+        let (others, before) = (u64::from(self.members - 1), self.panel(member, panel).start - run.start);
+        run.start * others + self.place_at(member, source) * (run.end - run.start) + before
+    }
+
     /// The other members in the order in which `me` computes their rows: no two members put to the same one at a time.
     pub fn targets(&self, me: u32) -> impl Iterator<Item = u32> + use<> {
         let members = self.members;
@@ -62,8 +85,8 @@ impl Shards {
         (0..self.members).filter(move |source| *source != me)
     }
 
-    /// The place of a source's part among those at a member.
-    pub fn place_at(&self, member: u32, source: u32) -> u64 {
+    /// The place of a source among those at a member.
+    fn place_at(&self, member: u32, source: u32) -> u64 {
         u64::from(if source < member { source } else { source - 1 })
     }
 }
@@ -90,8 +113,20 @@ mod tests {
                     inside = rows.end;
                 }
                 assert_eq!(inside, shard.end - shard.start);
-                let places: Vec<_> = shards.sources(member).map(|source| shards.place_at(member, source)).collect();
-                assert_eq!(places, (0..u64::from(members - 1)).collect::<Vec<_>>());
+                for apart in [false, true] {
+                    let shards = Shards { apart, ..shards };
+                    let rows: Vec<_> = shards.runs(member).iter().flat_map(|run| shards.rows_of(member, run)).collect();
+                    assert!(rows.iter().copied().eq(0..shard.end - shard.start), "{shards:?}");
+                    let part = |(source, panel)| {
+                        let (rows, at) = (shards.panel(member, panel), shards.part_at(member, source, panel));
+                        at..at + rows.end - rows.start
+                    };
+                    let parts =
+                        shards.sources(member).flat_map(|source| (0..shards.panels()).map(move |panel| (source, panel))).flat_map(part);
+                    let mut parts: Vec<_> = parts.collect();
+                    parts.sort_unstable();
+                    assert!(parts.into_iter().eq(0..u64::from(members - 1) * (shard.end - shard.start)), "{shards:?}");
+                }
             }
             assert_eq!(next, rows);
             let targets: Vec<Vec<_>> = (0..members).map(|me| shards.targets(me).collect()).collect();

@@ -25,6 +25,11 @@ impl Clock {
         self.times.get(&queue).copied().unwrap_or(0)
     }
 
+    /// The queues of which it knows an operation.
+    pub fn queues(&self) -> impl Iterator<Item = u64> {
+        self.times.iter().filter(|(_, time)| **time > 0).map(|(queue, _)| *queue)
+    }
+
     /// Learns of so many operations of `queue`.
     pub fn learn(&mut self, queue: u64, time: u64) {
         if time > self.of(queue) {

@@ -201,7 +201,7 @@ impl State {
                     self.publish(writer, address, &clock, memory);
                 }
             }
-            run.known = self.known(&clock);
+            run.known = self.known(&clock, memory);
         }
         let is_spoilt = clock.is_spoilt();
         let underway = Underway::begin(launched, memory, run, clock)?;
@@ -243,10 +243,12 @@ impl State {
         *self.agents.entry(queue).or_insert_with(|| memory.agent(&format!("stream {queue}"), device))
     }
 
-    /// What a stream knows, for kernels.
-    fn known(&self, clock: &Clock) -> Known {
+    /// What a stream knows, for kernels: of every stream, since what a kernel learns by a flag orders its own stream after all of it.
+    fn known(&mut self, clock: &Clock, memory: &Memory) -> Known {
         let mut known = clock.kernels().clone();
-        self.agents.iter().filter(|(queue, _)| clock.of(**queue) > 0).for_each(|(queue, agent)| known.learn(*agent, clock.of(*queue)));
+        for queue in clock.queues() {
+            known.learn(self.agent(queue, memory), clock.of(queue));
+        }
         known
     }
 
@@ -299,7 +301,7 @@ impl State {
         options: &EmulatedOptions,
     ) -> Result<()> {
         let is_told = options.mode == Mode::Check && !self.underway.is_empty();
-        let known = if is_told { self.known(clock) } else { Known::default() };
+        let known = if is_told { self.known(clock, memory) } else { Known::default() };
         // After a wait that poison has ended, what it reads may never have come.
         let pardon = self.poisoned.contains(&queue).then(|| Arc::new(AtomicBool::new(true)));
         let run = Options { known, pardon, ..run_options(options, self.random.next()) };
@@ -320,7 +322,7 @@ impl State {
 
     /// Tells kernels what a stream knew when it wrote a word.
     fn publish(&mut self, queue: u64, address: u64, clock: &Clock, memory: &Memory) {
-        let agent = self.agent(queue, memory);
-        memory.publish(agent, address, self.known(clock));
+        let (agent, known) = (self.agent(queue, memory), self.known(clock, memory));
+        memory.publish(agent, address, known);
     }
 }

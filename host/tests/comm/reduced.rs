@@ -1,0 +1,375 @@
+//! Products whose sum all ranks get: the bits of an oracle that rounds parts alike and adds them in order, the same on all ranks, whichever part comes when.
+
+use std::time::Duration;
+
+use half::bf16 as Half;
+use oxtile::gemm::{Activation, Gemm};
+use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
+use oxtile::num::{bf16, f16};
+use oxtile::overlap::{
+    AllReduceConfig, AllReduceMemory, AllReduceMethod, GemmAllReduce, Global, Method, OverlapMemory, ReduceOperands, ReduceScatterConfig,
+};
+use oxtile::symmetric::ArenaOptions;
+use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
+
+use crate::arenas::Arenas;
+use crate::overlap::{Calls, ROUNDS, member};
+use crate::scattered;
+use crate::support::seeds;
+use crate::values::values;
+
+/// A program of every rank.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ranks: u32,
+    config: AllReduceConfig,
+    calls: Calls,
+    seed: u64,
+}
+
+/// What a rank has.
+struct Side {
+    out: Stream,
+    compute: Stream,
+    reduce: GemmAllReduce<bf16, bf16>,
+    a: Buffer<bf16>,
+    weight: Buffer<bf16>,
+    bias: Buffer<bf16>,
+}
+
+fn options() -> ArenaOptions {
+    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+}
+
+fn config(method: AllReduceMethod, panels: u32, [m, n, k]: [u64; 3]) -> AllReduceConfig {
+    AllReduceConfig { method: Some(method), panels: Some(panels), ..AllReduceConfig::new(Global { m, n, k }) }
+}
+
+/// The memories of a rank, for results of one configuration.
+fn memory<T: ReduceOperands<T> + oxtile::kernels::sum_parts::Summed>(
+    all: &Arenas,
+    i: usize,
+    config: AllReduceConfig,
+    out: &Stream,
+) -> Result<AllReduceMemory> {
+    let parts = OverlapMemory::take(&all.arenas[i], &member(all, i), config.bytes::<T, T>(all.arenas[i].world())?, out)?;
+    AllReduceMemory::take(&parts, config.result_bytes::<T>()?)
+}
+
+impl Case {
+    /// The same product, whose rows are scattered.
+    fn scattered(&self) -> scattered::Case {
+        let AllReduceConfig { sizes, transpose_b, alpha, activation, panels, margin, .. } = self.config;
+        let config = ReduceScatterConfig { sizes, transpose_b, alpha, activation, method: Some(Method::Fused), panels, margin };
+        scattered::Case { ranks: self.ranks, config, calls: self.calls, seed: self.seed }
+    }
+
+    /// What every rank's result is to be: rows that their owners sum, or in one launch the sum of all ranks' rounded parts in order.
+    fn expected(&self, round: u64) -> Result<Vec<u16>> {
+        let scattered = self.scattered();
+        if self.config.method != Some(AllReduceMethod::OneShot) {
+            return Ok((0..self.ranks).map(|rank| scattered.expected(rank, round)).collect::<Result<Vec<_>>>()?.concat());
+        }
+        let (runtime, product) = (Runtime::emulated(1)?, scattered.product());
+        let (stream, gemm) = (runtime.device(0)?.stream()?, Gemm::<bf16, bf16>::new(&runtime, product)?);
+        let mut sums = vec![-0.0_f32; (product.m * product.n) as usize];
+        for rank in 0..self.ranks {
+            let (a, b) = (Buffer::from_slice(&stream, &scattered.a(rank, round))?, Buffer::from_slice(&stream, &scattered.weight(rank))?);
+            let mut d = Buffer::<bf16>::zeros(&stream, product.m * product.n)?;
+            gemm.run(&stream, a.view(), b.view(), None, d.view_mut())?;
+            sums.iter_mut().zip(d.to_vec_as::<Half>(&stream)?).for_each(|(sum, part)| *sum += part.to_f32());
+        }
+        let bias = scattered.bias();
+        let finish = |(at, sum): (usize, f32)| {
+            let scaled = if self.config.alpha == 1.0 { sum } else { self.config.alpha * sum };
+            Half::from_f32(scaled + bias[at % product.n as usize].to_f32()).to_bits()
+        };
+        Ok(sums.into_iter().enumerate().map(finish).collect())
+    }
+
+    fn all_expected(&self) -> Result<Vec<Vec<u16>>> {
+        (0..ROUNDS).map(|round| self.expected(round)).collect()
+    }
+
+    /// Runs it, and compares every rank's result of every round.
+    fn run(&self) -> Result<()> {
+        self.compare(&self.all_expected()?)
+    }
+
+    fn compare(&self, expected: &[Vec<u16>]) -> Result<()> {
+        let Self { ranks, config, calls, seed } = *self;
+        let (all, scattered) = (Arenas::with(ranks, seed, options()), self.scattered());
+        let copy = all.world.runtime.load::<CopyWords>()?;
+        let mut sides = Vec::new();
+        for (i, rank) in (0..ranks as usize).zip(0..) {
+            let (out, compute) = (all.world.ranks[i].device().urgent_stream()?, all.stream(i).clone());
+            let reduce = GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, config, &out)?, &compute, config)?;
+            assert_eq!(Some(reduce.choice().method), config.method, "{self:?}");
+            let (a, weight) =
+                (Buffer::from_slice(&compute, &scattered.a(rank, 0))?, Buffer::from_slice(&compute, &scattered.weight(rank))?);
+            let bias = Buffer::from_slice(&compute, &scattered.bias())?;
+            sides.push(Side { out, compute, reduce, a, weight, bias });
+        }
+        let (mut bound, mut operands) = (Vec::new(), Vec::new());
+        for Side { out, compute, reduce, a, weight, bias } in &sides {
+            // SAFETY: the operand is written by copies on the stream of the calls, between them.
+            operands.push(unsafe { Buffer::<bf16>::borrow_raw(&compute.device(), a.address(), a.len()) }?);
+            bound.push((out, compute, reduce.bind(compute, a.view(), weight.view(), Some(bias.view()))?));
+        }
+        let mut graphs = Vec::new();
+        for (out, compute, product) in bound.iter_mut().filter(|_| calls != Calls::Eager) {
+            let count = if calls == Calls::Mixed { 2 } else { 1 };
+            graphs.push(Graph::capture(&[compute, out], || (0..count).try_for_each(|_| product.run(compute)))?);
+        }
+        let mut found: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
+        for round in 0..ROUNDS {
+            for (i, (_, compute, product)) in bound.iter_mut().enumerate() {
+                operands[i].copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &scattered.a(i as u32, round))?)?;
+                if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {
+                    graphs[i].replay(compute)?;
+                } else {
+                    product.run(compute)?;
+                }
+                let mut kept = Buffer::<u32>::named(compute, "kept", product.result().len() / 2)?;
+                copy.launch(compute, CopyWordsArgs { source: product.result().cast(), target: kept.view_mut() })?;
+                found[i].push(kept);
+            }
+        }
+        for (i, (_, compute, _)) in bound.iter().enumerate() {
+            all.arenas[i].ticket(compute)?.wait()?;
+            for (round, kept) in found[i].iter().enumerate() {
+                let words = kept.to_vec(compute)?;
+                let found: Vec<u16> = words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
+                assert!(found == expected[round], "{self:?}, rank {i}, round {round}");
+            }
+        }
+        drop((bound, graphs));
+        drop((found, operands, sides));
+        all.close();
+        Ok(())
+    }
+}
+
+use AllReduceMethod::{Fused, OneShot, Sequential};
+
+#[test]
+fn all_ranks_have_the_bits_of_the_sum_in_order() {
+    let cases = [
+        (1, config(Sequential, 1, [40, 16, 72])),
+        (1, config(OneShot, 1, [40, 16, 72])),
+        (2, config(Fused, 1, [70, 32, 144])),
+        (2, config(Sequential, 1, [70, 32, 144])),
+        (2, AllReduceConfig { alpha: 0.75, ..config(OneShot, 1, [70, 32, 144]) }),
+        // Two panels of a shard, the second shorter, each a product of its own.
+        (2, AllReduceConfig { alpha: 0.75, ..config(Fused, 2, [600, 16, 32]) }),
+        (3, AllReduceConfig { transpose_b: true, ..config(Fused, 2, [800, 24, 72]) }),
+        (3, AllReduceConfig { transpose_b: true, ..config(OneShot, 1, [5, 600, 72]) }),
+        // Shards of 3, 3, 3 and 0 rows.
+        (4, config(Fused, 1, [9, 16, 64])),
+        (4, config(OneShot, 1, [9, 16, 64])),
+        (8, config(Fused, 1, [100, 8, 128])),
+        (8, config(OneShot, 1, [3, 8, 128])),
+    ];
+    for (at, (ranks, config)) in cases.into_iter().enumerate() {
+        let calls: &[_] = if ranks < 4 { &[Calls::Eager, Calls::Captured, Calls::Mixed] } else { &[Calls::Mixed] };
+        let mut expected = None;
+        for calls in calls {
+            let case = Case { ranks, config, calls: *calls, seed: at as u64 };
+            let expected = expected.get_or_insert_with(|| case.all_expected().expect("the oracle multiplies"));
+            case.compare(expected).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        }
+    }
+}
+
+/// Random shapes, each under a seed of its own: parts come in other orders.
+#[test]
+fn random_shapes_under_many_seeds() {
+    for seed in 0..seeds() / 8 {
+        let mut state = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x51_7CC1;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % limit
+        };
+        let ranks = 2 + below(3) as u32;
+        let sizes = [1 + below(700), 8 * (1 + below(3)), 8 * (1 + below(10)) * u64::from(ranks)];
+        let method = [Fused, OneShot, Sequential][below(3) as usize];
+        let transpose_b = below(2) == 0;
+        let config = AllReduceConfig { transpose_b, ..config(method, 1 + below(3) as u32, sizes) };
+        let calls = [Calls::Eager, Calls::Captured, Calls::Mixed][below(3) as usize];
+        let case = Case { ranks, config, calls, seed };
+        case.run().unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+}
+
+/// The same bits under every seed, and so in every order in which parts come.
+#[test]
+fn the_order_of_arrival_changes_no_bit() {
+    for method in [Fused, OneShot] {
+        let case = Case { ranks: 3, config: config(method, 1, [30, 16, 48]), calls: Calls::Eager, seed: 0 };
+        let expected = case.all_expected().unwrap();
+        for seed in 0..seeds() / 2 {
+            Case { seed, ..case }.compare(&expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
+        }
+    }
+}
+
+/// Bias, factor and GELU of whole sums, once: all elements against float64.
+#[test]
+fn what_follows_comes_once_after_the_whole_sum() -> Result<()> {
+    for method in [Fused, Sequential, OneShot] {
+        follows::<bf16, Half>(method, 2, values, Half::to_f64, 1.0 / 256.0)?;
+        let of = |seed, len| values(seed, len).into_iter().map(|value| half::f16::from_f32(value.to_f32())).collect();
+        follows::<f16, half::f16>(method, 3, of, half::f16::to_f64, 1.0 / 2048.0)?;
+    }
+    Ok(())
+}
+
+fn follows<T, H>(
+    method: AllReduceMethod,
+    ranks: u32,
+    values: impl Fn(u64, u64) -> Vec<H>,
+    of: impl Fn(H) -> f64 + Copy,
+    rounding: f64,
+) -> Result<()>
+where
+    T: ReduceOperands<T> + oxtile::kernels::sum_parts::Summed,
+    H: oxtile::runtime::HostElement<Device = T> + Copy,
+{
+    let (m, n, k, alpha) = (50_u64, 24_u64, 64 * u64::from(ranks), 0.125);
+    let config = AllReduceConfig { alpha, activation: Activation::Gelu, ..config(method, 1, [m, n, k]) };
+    let (all, each, bias) = (Arenas::with(ranks, 5, options()), k / u64::from(ranks), values(77, n));
+    let mut made = Vec::new();
+    for i in 0..ranks as usize {
+        let out = all.world.ranks[i].device().urgent_stream()?;
+        made.push(GemmAllReduce::<T, T>::new(&memory::<T>(&all, i, config, &out)?, all.stream(i), config)?);
+    }
+    let operands: Vec<_> = (0..u64::from(ranks)).map(|i| (values(i, m * each), values(50 + i, n * each))).collect();
+    let (mut lent, mut bound) = (Vec::new(), Vec::new());
+    for (i, (a, b)) in operands.iter().enumerate() {
+        let stream = all.stream(i);
+        lent.push((Buffer::from_slice(stream, a)?, Buffer::from_slice(stream, b)?, Buffer::from_slice(stream, &bias)?));
+    }
+    for (i, (reduce, (a, b, bias))) in made.iter().zip(&lent).enumerate() {
+        let mut product = reduce.bind(all.stream(i), a.view(), b.view(), Some(bias.view()))?;
+        product.run(all.stream(i))?;
+        bound.push(product);
+    }
+    for (i, product) in bound.iter().enumerate() {
+        all.arenas[i].ticket(all.stream(i))?.wait()?;
+        for (at, found) in product.buffer().to_vec_as::<H>(all.stream(i))?.into_iter().enumerate() {
+            let (row, column) = (at / n as usize, at % n as usize);
+            let (mut sum, mut size) = (0.0, 0.0);
+            for (a, b) in &operands {
+                let terms = (0..each as usize).map(|k| of(a[row * each as usize + k]) * of(b[k * n as usize + column]));
+                let part: f64 = terms.sum();
+                (sum, size) = (sum + part, size + part.abs());
+            }
+            let x = f64::from(alpha) * sum + of(bias[column]);
+            let gelu = x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
+            // Parts are rounded, and so is the result; GELU stretches no distance by more than 1.13.
+            let bound = 1.2 * rounding * (f64::from(alpha) * size) + rounding * gelu.abs() + 1e-3;
+            let found = of(found);
+            assert!((found - gelu).abs() <= bound, "{method:?}, rank {i} of {ranks}, row {row}, column {column}: {found} for {gelu}");
+        }
+    }
+    Ok(())
+}
+
+/// A rank that does not call is named, with what does not come, by each method; and what is called after it ends, too.
+#[test]
+fn a_rank_that_does_not_call_is_named() -> Result<()> {
+    for (method, what) in [(Fused, "chunk"), (Sequential, "chunk"), (OneShot, "part of a small sum")] {
+        let config = config(method, 1, [70, 32, 144]);
+        let all = Arenas::with(2, 1, ArenaOptions { deadline: Duration::from_millis(300), ..options() });
+        let mut made = Vec::new();
+        for i in 0..2 {
+            let out = all.world.ranks[i].device().urgent_stream()?;
+            made.push(GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, config, &out)?, all.stream(i), config)?);
+        }
+        let stream = all.stream(0);
+        let (a, b) = (Buffer::<bf16>::zeros(stream, 70 * 72)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
+        let mut product = made[0].bind(stream, a.view(), b.view(), None)?;
+        product.run(stream)?;
+        let start = std::time::Instant::now();
+        let error = all.arenas[0].ticket(stream)?.wait().unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains(what), "{method:?}: {error}");
+        assert!(start.elapsed() < Duration::from_millis(1300) || cfg!(debug_assertions), "{:?}", start.elapsed());
+        assert!(product.run(stream).is_err(), "{method:?}: the arena has ended");
+    }
+    Ok(())
+}
+
+/// Members that made different operations learn of it before the first call, in every build.
+#[test]
+fn other_operations_on_other_ranks_are_refused() -> Result<()> {
+    let first = config(Fused, 1, [72, 32, 144]);
+    // A field more is a member more of this list.
+    let AllReduceConfig { sizes: _, transpose_b: _, alpha: _, activation: _, method: _, panels: _, margin: _ } = first;
+    let others = [
+        AllReduceConfig { sizes: Global { m: 80, ..first.sizes }, ..first },
+        AllReduceConfig { transpose_b: true, ..first },
+        AllReduceConfig { alpha: 2.0, ..first },
+        AllReduceConfig { activation: Activation::Gelu, ..first },
+        AllReduceConfig { method: Some(Sequential), ..first },
+        AllReduceConfig { method: Some(OneShot), ..first },
+        AllReduceConfig { panels: Some(2), ..first },
+        AllReduceConfig { margin: 2, ..first },
+    ];
+    for other in others {
+        let (all, largest) = (Arenas::with(2, 1, options()), AllReduceConfig { sizes: Global { m: 80, ..first.sizes }, ..first });
+        let mut made = Vec::new();
+        for (i, config) in [first, other].into_iter().enumerate() {
+            let out = all.world.ranks[i].device().urgent_stream()?;
+            made.push(GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, largest, &out)?, all.stream(i), config)?);
+        }
+        let stream = all.stream(0);
+        let (a, b) = (Buffer::<bf16>::zeros(stream, 72 * 72)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
+        let bound = made[0].bind(stream, a.view(), b.view(), None);
+        assert!(matches!(bound, Err(Error::Mismatch { .. })), "{other:?}: {bound:?}");
+    }
+    Ok(())
+}
+
+/// After the first call nothing is allocated, and no host waits: over 100 calls.
+#[test]
+fn a_hundred_calls_allocate_nothing() -> Result<()> {
+    allocate_nothing(&[config(Fused, 1, [4, 8, 16])], 100)
+}
+
+/// The same of two operations that share slots and epochs.
+#[test]
+fn operations_in_one_launch_share_slots() -> Result<()> {
+    allocate_nothing(&[config(OneShot, 1, [4, 8, 16]), config(OneShot, 1, [2, 16, 16])], 10)
+}
+
+fn allocate_nothing(configs: &[AllReduceConfig], calls: u32) -> Result<()> {
+    let all = Arenas::with(2, 3, options());
+    let mut made = Vec::new();
+    for i in 0..2 {
+        let (out, stream) = (all.world.ranks[i].device().urgent_stream()?, all.stream(i));
+        let memory = memory::<bf16>(&all, i, configs[0], &out)?;
+        let reduces: Vec<_> = configs.iter().map(|config| GemmAllReduce::<bf16, bf16>::new(&memory, stream, *config)).collect();
+        let (a, b) = (Buffer::from_slice(stream, &values(1, 4 * 8))?, Buffer::from_slice(stream, &values(2, 16 * 8))?);
+        made.push((reduces, a, b));
+    }
+    let mut bound = Vec::new();
+    for (i, (reduces, a, b)) in made.iter().enumerate() {
+        let mut products = Vec::new();
+        for (reduce, AllReduceConfig { sizes: Global { m, n, .. }, .. }) in reduces.iter().zip(configs) {
+            let reduce = reduce.as_ref().expect("it was made");
+            products.push(reduce.bind(all.stream(i), a.view().slice(0, m * 8), b.view().slice(0, n * 8), None)?);
+        }
+        bound.push(products);
+    }
+    let mut call = |_| {
+        bound.iter_mut().enumerate().try_for_each(|(i, products)| products.iter_mut().try_for_each(|product| product.run(all.stream(i))))
+    };
+    call(0)?;
+    let before: Vec<_> = all.world.ranks.iter().map(|rank| rank.device().usage()).collect();
+    (0..calls).try_for_each(&mut call)?;
+    for (i, (rank, before)) in all.world.ranks.iter().zip(before).enumerate() {
+        assert_eq!(rank.device().usage(), before, "rank {i}");
+        all.arenas[i].ticket(all.stream(i))?.wait()?;
+    }
+    Ok(())
+}
