@@ -76,7 +76,7 @@ fn cases(ranks: u32, by: By, is_virtual: bool, options: &ArenaOptions) -> Vec<Ca
             let numbers = AttentionConfig { max_logit: true, ..learnt };
             let all = [packed(past), steps, past, both_sides, causal, numbers].map(|config| case(config, Schedule::Pull));
             // Chunks of whole blocks of keys, in one launch.
-            let whole = 256 * u64::from(ranks) * if is_virtual { 1 } else { 4 };
+            let whole = 256 * u64::from(ranks);
             let fused =
                 [AttentionConfig { head_size: 128, ..causal }, AttentionConfig { layout: Layout::Sbhd, batches: 2, ..config(0, heads) }];
             let fused = fused.map(|config| case(AttentionConfig { queries: whole, keys: whole, ..config }, Schedule::Fused));

@@ -143,8 +143,8 @@ impl Serving<'_> {
     fn memory(&self, world: WorldSize) -> u64 {
         let config = ContextParallelConfig::new(self.row.config());
         let pulled = config.arena_bytes(world, size_of::<bf16>() as u64);
-        // Of each schedule, of the one that is chosen, and of a backward pass beside the fused one.
-        3 * pulled + ContextParallelFp8::arena_bytes(&config, world) + PUT * self.shard(world) + (1 << 20)
+        // Of each schedule, and of the ones that are chosen.
+        2 * pulled + ContextParallelFp8::arena_bytes(&config, world) + PUT * self.shard(world) + (1 << 20)
     }
 
     /// `arena`, or why there is none.
