@@ -114,11 +114,13 @@ impl Arrivals {
             return;
         }
         if self.poll(flag, SET) {
+            sync::fence_proxy_async_global();
             self.seen |= bit;
         }
     }
 
-    /// As [`wait`](Self::wait), for a flag that counts: until it has come to `epoch`. It is not remembered. Returns whether it has come.
+    /// As [`wait`](Self::wait), for a flag that counts: until it has come to `epoch`. It is not remembered. Returns whether it has come. Afterwards this thread sees what was written before,
+    /// not the bulk copies that it issues.
     #[inline(always)]
     #[track_caller]
     pub fn reach(&mut self, flag: u32, epoch: u64) -> bool {
@@ -134,10 +136,7 @@ impl Arrivals {
             return false;
         }
         match Patience::new(words, self.waits.patience).wait(&words, line * LINE, epoch) {
-            Outcome::Reached => {
-                sync::fence_proxy_async_global();
-                true
-            }
+            Outcome::Reached => true,
             outcome => {
                 if outcome == Outcome::Late {
                     flag::signal(&words, VERDICT, HOLD | line);
