@@ -31,7 +31,7 @@ pub struct Attention {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     #[arg(value_parser = values::number("a number from 1e-20 to 1e8", |scale: &f32| (1e-20..=1e8).contains(scale)))]
     pub scale: Option<f32>,
-    /// Ranks share the sequences, and reach each other's keys by: auto, ring, pull, gather, all-to-all,
+    /// Ranks share the sequences, and reach each other's keys by: auto, fused, ring, pull, gather, all-to-all,
     /// hierarchical:K (K neighbours trade heads, with a ring between such groups); the output is that of
     /// one device (default: one device)
     #[arg(long, value_name = "SCHEDULE", value_parser = schedule, verbatim_doc_comment)]

@@ -271,7 +271,11 @@ fn values_that_make_no_sense_are_refused_with_those_that_do() {
         ("compare --max-relative NaN", "--max-relative <X>", "it is not a number from 0 on"),
         ("attention --causal middle", "--causal <CORNER>", "[possible values: top-left, bottom-right]"),
         ("attention --window -2,0", "--window <L,R>", "it is not L,R: two numbers of keys up to 1073741823, -1 for no bound"),
-        ("attention --context-parallel rings", "--context-parallel <SCHEDULE>", "it is none of: auto, ring, pull, gather, all-to-all,"),
+        (
+            "attention --context-parallel rings",
+            "--context-parallel <SCHEDULE>",
+            "it is none of: auto, fused, ring, pull, gather, all-to-all,",
+        ),
     ] {
         let (value, said) = (line.rsplit(' ').next().expect("a value"), refusal(line));
         assert!(said.starts_with(&format!("invalid value '{value}' for '{option}'")) && said.contains(expected), "{line}: {said}");
@@ -302,7 +306,7 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
         ("timeline a --svg b --merged b", "--svg and --merged name one file"),
         ("inspect a --tensor b", "--tensor and --against go with --histogram OUT.svg"),
         ("inspect a --against b", "--tensor and --against go with --histogram OUT.svg"),
-        ("attention -i a -o b --ranks 2", "--ranks goes with --context-parallel, which is one of: auto, ring,"),
+        ("attention -i a -o b --ranks 2", "--ranks goes with --context-parallel, which is one of: auto, fused, ring,"),
         (
             "attention -i a -o b --context-parallel ring --ranks 2 --device cuda",
             "give --device emulated, or start ranks on GPUs by oxtile launch",

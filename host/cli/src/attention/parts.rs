@@ -108,7 +108,10 @@ impl Parts {
 
     /// What all ranks compute, by a schedule.
     pub fn context(&self, schedule: Schedule) -> ContextParallelConfig {
-        ContextParallelConfig::new(self.config).by(schedule)
+        let config = ContextParallelConfig::new(self.config).by(schedule);
+        // One launch has fewer forms backward: where it has none, what suits.
+        let backward = if schedule == Schedule::Fused { Schedule::Auto } else { config.backward };
+        ContextParallelConfig { backward, ..config }
     }
 
     /// A side's rows of a rank, but for padding.
