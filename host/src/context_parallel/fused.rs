@@ -20,7 +20,7 @@ use super::core::check_captures;
 use super::element::ContextElement;
 use super::fused_gradients::FusedGradients;
 use super::local::Local;
-use super::memory::Scratch;
+use super::memory::{Scratch, note};
 use super::plan::Direction;
 use crate::attention::{ArrivingAttention, ArrivingChunks, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target};
 use crate::comm::{Member, Rank, WorldSize};
@@ -296,6 +296,8 @@ impl<T: ContextElement> Fused<T> {
         let mut gathered = lock(&self.gathered);
         check_captures(stream, &self.out)?;
         self.arena.check()?;
+        // After the pass before, on whichever stream: until it has reset the flags, a kernel would take its keys for those of this one.
+        note(stream, &self.places.each_ref().map(|place| place.access(true)))?;
         let done = enqueue(&mut gathered);
         if let Err(error) = &done
             && !stream.is_capturing()

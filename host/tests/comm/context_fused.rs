@@ -7,7 +7,7 @@ use oxtile::num::{bf16, f16};
 use oxtile::runtime::Mode;
 
 use crate::context_calls::{captured, run_ahead, same_bits, two_layers};
-use crate::context_case::{Case, Element};
+use crate::context_case::{Case, Element, Tensors};
 use crate::context_parallel::{BASE, all};
 use crate::context_ranks::Ranks;
 use crate::support::{is_long, seeds};
@@ -110,6 +110,36 @@ fn passes_in_any_order() {
     let expected = whole.solve();
     for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
         case.compare(rank, &found, &expected);
+    }
+}
+
+/// Passes of two layers on streams of their own, which nothing but the operation orders: no kernel takes the flags of the pass before for its own.
+#[test]
+fn passes_on_streams_of_their_own() {
+    for seed in 1..=4 {
+        let attention = AttentionConfig { queries: 512, keys: 512, heads: 1, ..BASE };
+        let case = Case { seed, mode: Mode::Check, ..Case::new(2, attention).by(Schedule::Fused) };
+        let ranks = Ranks::new(&case).unwrap();
+        let operations = ranks.operations::<bf16>().unwrap();
+        let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
+        let others: Vec<_> = ranks.world.ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
+        let mut layers = wholes.each_ref().map(|whole| ranks.tensors::<bf16>(whole).unwrap());
+        for is_backward in [false, true] {
+            for (at, operation) in operations.iter().enumerate() {
+                for (tensors, stream) in layers.iter_mut().zip([&ranks.world.streams[at], &others[at]]) {
+                    let pass = if is_backward { Tensors::backward } else { Tensors::forward };
+                    pass(&mut tensors[at], &case, operation, stream).unwrap().run(stream).unwrap();
+                }
+            }
+        }
+        for (whole, tensors) in wholes.iter().zip(&layers) {
+            let expected = whole.solve();
+            for ((rank, tensors), stream) in case.world().ranks().zip(tensors).zip(&ranks.world.streams) {
+                case.compare(rank, &tensors.results(stream).unwrap(), &expected);
+            }
+        }
+        drop(operations);
+        ranks.close().unwrap();
     }
 }
 
