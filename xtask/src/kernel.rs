@@ -116,12 +116,39 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
         }
         return Ok(());
     }
-    let others = others.into_iter().collect::<Vec<_>>().join(", ");
-    bail!("no kernel begins with `{}`. Name a new one wholly, with its types: `amax__bf16`. There are: {others}", options.name)
+    let near = nearest(&options.name, &others).join(", ");
+    bail!("no kernel begins with `{}`. Names like it: {near}. Name a new one wholly, with its types: `amax__bf16`", options.name)
+}
+
+/// How many names an error lists.
+const NEAR: usize = 5;
+
+/// The names that differ least from one that is none: as many letters of it as there are to change.
+fn nearest<'a>(name: &str, names: &'a BTreeSet<String>) -> Vec<&'a str> {
+    // Of a name without types, those without types.
+    let shown = |other: &'a String| if name.contains("__") { other.as_str() } else { other.split("__").next().unwrap_or(other) };
+    let mut shown: Vec<_> = names.iter().map(shown).collect();
+    shown.dedup();
+    shown.sort_by_cached_key(|other| changes(name, other));
+    shown.truncate(NEAR);
+    shown
+}
+
+/// The fewest letters to put in, take out or change (Levenshtein's distance).
+fn changes(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in to.bytes().enumerate() {
+            let put = 1 + row[j].min(row[j + 1]);
+            before = std::mem::replace(&mut row[j + 1], put.min(before + usize::from(a != b)));
+        }
+    }
+    row[to.len()]
 }
 
 /// The kernels that the ratchet or the last build knows, each with its family.
-fn known(folder: &Path) -> Result<BTreeMap<String, String>> {
+pub fn known(folder: &Path) -> Result<BTreeMap<String, String>> {
     let package = match folder.ends_with(kernels::CRATES[0]) {
         true => "oxtile-kernels",
         false => "oxtile-conformance",
@@ -166,5 +193,18 @@ fn hot_loop(listing: &Listing) {
             before.clone_from(&instruction.source);
         }
         println!("      {:05x}  {}", instruction.address, instruction.text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_name_gets_those_like_it() {
+        let names: BTreeSet<_> = ["amax__bf16", "amax__f16", "gemm__bf16__nt", "gemm_any__f16", "rotary__bf16"].map(str::to_owned).into();
+        assert_eq!(nearest("gem", &names)[..2], ["gemm", "amax"]);
+        assert_eq!(nearest("gemm__f16__nt", &names)[0], "gemm__bf16__nt");
+        assert_eq!([changes("", "ab"), changes("kitten", "sitting"), changes("same", "same")], [2, 3, 0]);
     }
 }

@@ -5,8 +5,10 @@
 //! |---|---|
 //! | `machine` | `setup`, `doctor` |
 //! | `kernels`, `kernel` | `build-ptx`; `kernel NAME` |
+//! | `passed` | what the kernels passed with, so that the same are not checked again |
 //! | `portable` | the kernels on other architectures than the one that they are tuned for |
 //! | `suite`, `processor_time` | `test`, and the processor time that it took |
+//! | `replacement` | one kernel for the emulator, without compiling its host code |
 //! | `programs` | the project's programs on the kernels built here: `bench`, `demo` |
 //! | `package` | `package`: the crates as a registry gets them, and programs built from them alone |
 //! | `bundle` | `bundle`: a folder for a GPU machine without Rust |
@@ -21,9 +23,11 @@ mod kernels;
 mod machine;
 mod neighbours;
 mod package;
+mod passed;
 mod portable;
 mod processor_time;
 mod programs;
+mod replacement;
 mod suite;
 mod wheel;
 

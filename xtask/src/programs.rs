@@ -2,14 +2,18 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
-    time::Instant,
+    process::{Command, ExitCode, ExitStatus, Stdio},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, ensure};
 use lexopt::{Arg, Parser};
 
-use crate::{cargo, commit, kernels, machine, root, say, target};
+use crate::{
+    cargo, commit, kernels, machine,
+    replacement::{self, Cases, Replacement},
+    root, say, target,
+};
 
 /// The seed of the checkpoint that `demo` makes.
 const DEMO_SEED: &str = "22700000";
@@ -19,6 +23,9 @@ const DEMO_FAMILIES: [&str; 2] = ["amax", "mxfp8"];
 
 /// The crates that take longest to optimise, for a run of seconds.
 const UNOPTIMISED: [&str; 3] = ["oxtile-kernels", "oxtile", "oxtile-cli"];
+
+/// The case binary's exit status where it cannot load kernels that were compiled after it.
+const UNLOADABLE: i32 = 75;
 
 /// How a program is compiled.
 #[derive(Clone, Copy)]
@@ -48,16 +55,23 @@ impl Profile {
     }
 }
 
-/// Builds a program and gives its path. The whole workspace's features are asked for, as `cargo test --workspace` asks: what either of them
-/// compiled, the other does not compile again.
+/// Builds a program and gives its path.
 fn build(binary: &str, profile: Profile) -> Result<PathBuf> {
+    compile(binary, profile)?;
+    Ok(target().join(profile.folder()).join(binary))
+}
+
+/// Compiles a program and gives what cargo says of it, in JSON. The whole workspace's features are asked for, as `cargo test --workspace` asks: what
+/// either of them compiled, the other does not compile again.
+fn compile(binary: &str, profile: Profile) -> Result<String> {
     say(&format!("cargo: {binary}, a minute or more the first time"));
     let start = Instant::now();
-    let mut cargo = cargo(["build", "--workspace", "--bin", binary]);
-    let status = cargo.args(profile.options()).env("OXTILE_COMMIT", commit()).status().context("cannot run cargo")?;
-    ensure!(status.success(), "{binary} does not compile: see above");
+    let mut cargo = cargo(["build", "--workspace", "--message-format=json-render-diagnostics", "--bin", binary]);
+    cargo.args(profile.options()).env("OXTILE_COMMIT", commit()).stderr(Stdio::inherit());
+    let output = cargo.output().context("cannot run cargo")?;
+    ensure!(output.status.success(), "{binary} does not compile: see above");
     took(start);
-    Ok(target().join(profile.folder()).join(binary))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Says how long a step took that a person waited for.
@@ -84,17 +98,44 @@ pub fn compiled_cases() -> Command {
 
 fn status(command: &mut Command) -> Result<ExitCode> {
     let status = command.status().with_context(|| format!("cannot run {:?}", command.get_program()))?;
-    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit_code(status))
 }
 
-/// Runs the emulated cases of the kernels whose names begin so, under one seed if it is given.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the emulated cases of the kernels whose names begin so, under one seed if it is given. Only what the edit asks for is compiled.
 pub fn emulated_cases(kernel: &str, seed: Option<u64>) -> Result<ExitCode> {
-    build("oxtile-tests", Profile::Dev)?;
-    let mut cases = compiled_cases();
-    if let Some(seed) = seed {
-        cases.env("OXTILE_SEED", seed.to_string());
-    }
-    status(cases.env("OXTILE_KERNEL", kernel).args(["emulated::"]))
+    let run = |replacement: Option<&Replacement>| {
+        let mut cases = compiled_cases();
+        cases.env("OXTILE_KERNEL", kernel).args(["emulated::"]).envs(seed.map(|seed| ("OXTILE_SEED", seed.to_string())));
+        if let Some(Replacement { library, kernels }) = replacement {
+            let names = Vec::from_iter(kernels.iter().map(String::as_str)).join(",");
+            cases.env("OXTILE_REPLACEMENT", library).env("OXTILE_REPLACED", names);
+        }
+        cases.status().context("cannot run the case binary")
+    };
+    let start = Instant::now();
+    let outdated = match replacement::cases_of(kernel)? {
+        Cases::Current => return run(None).map(exit_code),
+        Cases::Replaced(replacement) => {
+            took(start);
+            let status = run(Some(&replacement))?;
+            std::fs::remove_file(replacement.library)?;
+            if status.code() != Some(UNLOADABLE) {
+                return Ok(exit_code(status));
+            }
+            "the kernel cannot run beside what was compiled before".into()
+        }
+        Cases::Outdated(why) => why,
+    };
+    say(&format!("the whole case binary is compiled: {outdated}"));
+    let start = SystemTime::now();
+    let said = compile("oxtile-tests", Profile::Dev)?;
+    let tile = said.split('"').find(|path| path.contains("/liboxtile_tile-") && path.ends_with(".rlib"));
+    replacement::compiled(Path::new(tile.context("cargo does not say where oxtile-tile is")?), start)?;
+    run(None).map(exit_code)
 }
 
 /// `bench [FILTER...]`: the arguments go to the benchmark program as they are.

@@ -43,7 +43,7 @@
 //! | `shared_layout` | what pieces of shared memory are called |
 //! | `divergence` | threads that part before a collective |
 //! | `fault`, `site`, `report`, `cost`, `phases` | what a run reports: errors, source lines, counts, costs of accesses, phases of mbarriers |
-//! | `mutation` | kernels broken on purpose |
+//! | `mutation`, `replacement` | kernels broken on purpose; kernels compiled after the program |
 //! | `stack`, `stack_overflow`, `panic_hook` | the stacks of coroutines, and how they end |
 #![deny(missing_docs)]
 
@@ -77,6 +77,7 @@ mod order;
 mod panic_hook;
 mod phases;
 mod random;
+pub mod replacement;
 mod replay;
 mod report;
 mod reservation;

@@ -209,6 +209,8 @@ impl Expansion {
         let (info, body) = (self.info(instance), self.emulated_body(&generics));
         let (marker, args, grid) = (&self.marker, &self.args, &self.options.grid);
         let (entry, metadata) = (self.entry(instance, &generics), self.metadata(instance));
+        let name = instance.entry_name(&self.function.sig.ident);
+        let replacement = format!("{}{name}", REPLACEMENT);
         quote! {
             #metadata
 
@@ -227,13 +229,20 @@ impl Expansion {
                         #grid(args, device)
                     }
 
-                    #[cfg(not(target_arch = "nvptx64"))]
+                    #[cfg(all(not(target_arch = "nvptx64"), any(not(oxtile_replacement), oxtile_kernel = #name)))]
                     fn emulate(words: &[u64]) {
                         #body
                     }
 
-                    #[cfg(target_arch = "nvptx64")]
+                    #[cfg(any(target_arch = "nvptx64", all(oxtile_replacement, not(oxtile_kernel = #name))))]
                     fn emulate(_: &[u64]) {}
+                }
+
+                // By this name a program that was compiled before finds it (`oxtile_emulator::replacement`).
+                #[cfg(all(oxtile_replacement, oxtile_kernel = #name))]
+                #[unsafe(export_name = #replacement)]
+                pub fn replacement(words: &[u64]) {
+                    <#marker<#(#generics),*> as ::oxtile_tile::launch::Kernel>::emulate(words);
                 }
 
                 #entry
@@ -396,6 +405,9 @@ fn binding_argument(binding: &Binding) -> TokenStream {
         Binding::Const { parameter, .. } => quote!({ #parameter }),
     }
 }
+
+/// How the symbol begins by which the emulator finds one kernel in a library: `oxtile_emulator::replacement::SYMBOL`.
+const REPLACEMENT: &str = "oxtile_emulate_";
 
 /// The most words that an entry takes: `ArgumentWords::CAPACITY`.
 pub const MOST_WORDS: usize = 64;

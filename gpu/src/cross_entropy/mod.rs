@@ -6,21 +6,19 @@
 //! A block has a row. Each thread keeps the maximum of its logits so far and the sum of exponentials relative to it, which is scaled when the maximum
 //! rises; then the block agrees on both. All exponentials are to base 2.
 //!
-//! `reading` has the policies of how a row is read.
+//! `reading` has the policies of how a row is read, `running` what a thread knows of it so far.
 //!
 //! | barrier | waits for |
 //! |---|---|
 //! | in `block::max_f32`, `block::sum_f32` | the results of all warps; all reads of the target's logit, before the first gradient is written |
 
-#![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
-
-use core::f32::consts::LOG2_E;
-
 use oxtile_tile::prelude::*;
 
 mod reading;
+mod running;
 
 pub use reading::*;
+use running::{Running, power};
 
 /// Threads of a block, of which two share a multiprocessor.
 const THREADS: u32 = 512;
@@ -28,8 +26,6 @@ const THREADS: u32 = 512;
 const PIECE: usize = 8;
 /// Pieces that a thread has in flight at most.
 const UNROLL: usize = 4;
-/// What a maximum starts from.
-const LOWEST: f32 = -1e30;
 
 #[derive(SharedStorage)]
 struct Shared<T: Half, R: Reading> {
@@ -80,7 +76,7 @@ pub fn cross_entropy<T: Half, R: Reading>(
         return;
     }
     let at_target = if target.cast_unsigned() < width { row.load(target.cast_unsigned()) } else { f32::NAN };
-    let mut running = Running { maximum: LOWEST, sum: 0.0, total: 0.0 };
+    let mut running = Running::NOTHING;
     for group in 0..groups {
         running = running.join::<R>(&row.read(group), rule.smoothing != 0.0);
     }
@@ -101,40 +97,6 @@ pub fn cross_entropy<T: Half, R: Reading>(
                 (power(logits[piece][j] - maximum) * inverse - alike - of_target) * rule.scale
             });
         }
-    }
-}
-
-/// e to the `x`.
-#[inline(always)]
-fn power(x: f32) -> f32 {
-    num::exp2(x * LOG2_E)
-}
-
-/// What a thread knows of its logits so far.
-struct Running {
-    maximum: f32,
-    /// Of exponentials relative to the maximum.
-    sum: f32,
-    /// Of the logits.
-    total: f32,
-}
-
-impl Running {
-    #[inline(always)]
-    fn join<R: Reading>(mut self, logits: &Group, with_total: bool) -> Self {
-        let before = self.maximum;
-        for piece in 0..R::UNROLL {
-            self.maximum = logits[piece].iter().fold(self.maximum, |maximum, &x| num::max(maximum, x));
-        }
-        self.sum *= power(before - self.maximum);
-        for piece in 0..R::UNROLL {
-            self.sum = logits[piece].iter().fold(self.sum, |sum, &x| sum + power(x - self.maximum));
-            if with_total {
-                // What is after the end of the row is -Inf, and counts for nothing here.
-                self.total = logits[piece].iter().fold(self.total, |total, &x| if x == f32::NEG_INFINITY { total } else { total + x });
-            }
-        }
-        self
     }
 }
 

@@ -94,7 +94,8 @@ impl<K: Kernel> Loaded<K> {
         let (_enqueue, caller) = (self.runtime.enqueue(), Location::caller());
         order(stream, args)?;
         stream.note(self.info.name, Some(caller));
-        let launch = KernelLaunch { info: &self.info, function, body: K::emulate, grid, args, caller };
+        let body = oxtile_emulator::replacement::of(self.info.name).unwrap_or(K::emulate);
+        let launch = KernelLaunch { info: &self.info, function, body, grid, args, caller };
         self.runtime.backend.launch(stream.id, &launch)
     }
 

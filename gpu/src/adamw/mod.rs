@@ -2,8 +2,14 @@
 //!
 //! Floor: 24 bytes a weight, 2 or 4 for its gradient, and 2 for the rounded copy: the gradient is read, weights and both moments are read and written. A thread has four weights,
 //! so that the loads and stores of a warp have no gaps.
+//!
+//! `gradient` has the elements that gradients may have.
 
 use oxtile_tile::prelude::*;
+
+mod gradient;
+
+pub use gradient::*;
 
 const THREADS: u32 = 256;
 /// Weights of a thread.
@@ -29,32 +35,6 @@ pub struct Step {
     /// What gradients are multiplied by first.
     pub gradient_scale: f32,
 }
-
-/// An element of gradients.
-pub trait Gradient: Float + Pod {
-    /// The four gradients from `at` on, which is a multiple of 4.
-    fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS];
-}
-
-impl Gradient for f32 {
-    #[inline(always)]
-    fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS] {
-        view.load_vector(at).to_f32()
-    }
-}
-
-macro_rules! gradient_halves {
-    ($($half:ident)*) => { $(
-        impl Gradient for $half {
-            #[inline(always)]
-            fn load_four(view: &Global<Self>, at: u64) -> [f32; WEIGHTS] {
-                let [[a, b], [c, d]] = view.load_pair(at).map(|word| <Self as Half>::X2::from_bits(word).to_f32());
-                [a, b, c, d]
-            }
-        }
-    )* };
-}
-gradient_halves!(bf16 f16);
 
 /// A weight and its moments.
 #[derive(Clone, Copy)]

@@ -1,0 +1,28 @@
+//! Kernels of a library in place of those that this program was compiled with: `OXTILE_REPLACEMENT`, `OXTILE_REPLACED`.
+
+use std::collections::BTreeMap;
+use std::env;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use oxtile_emulator::replacement::{self, Body};
+
+/// Loads the kernels that the environment names.
+///
+/// # Errors
+/// The library lacks a kernel, or needs a function that this program does not have.
+pub fn load() -> Result<(), String> {
+    let (Some(path), Ok(names)) = (env::var_os("OXTILE_REPLACEMENT"), env::var("OXTILE_REPLACED")) else { return Ok(()) };
+    // SAFETY: the library has no initialisers of its own: `cargo xtask kernel` compiled it from the kernels, which are `no_std`.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
+    let mut kernels = BTreeMap::new();
+    for name in names.split(',') {
+        let symbol = format!("{}{name}", replacement::SYMBOL);
+        // SAFETY: `#[kernel]` exports this symbol with this type; compiler, emulator and DSL are those of this program, of which `cargo xtask kernel` made sure.
+        let body = unsafe { library.get::<Body>(symbol.as_bytes()) }.map_err(|error| error.to_string())?;
+        kernels.insert(name.to_owned(), *body);
+    }
+    // Its functions are called until the program ends.
+    std::mem::forget(library);
+    replacement::replace(kernels);
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! One kernel for the emulator without its host code: an edit of a device function compiles the kernels that it is part of, as a library, and the case
+//! binary of the last build runs them in place of its own (`oxtile_emulator::replacement`).
+//!
+//! That holds as long as host code is what it was. So the case binary is compiled where anything else has changed: a file of another crate, or in a file
+//! of kernels a constant, a type, a signature, or the body of a function that host code may run.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `record` | what the case binary was last compiled from, and what has changed since |
+//! | `functions` | the functions of a file of kernels, and which of them host code may run |
+
+mod functions;
+mod record;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::SystemTime,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use self::record::{Change, Record};
+use crate::{kernel, root, say, target};
+
+/// How the case binary gets them: `OXTILE_REPLACEMENT=LIBRARY`, `OXTILE_REPLACED=NAME,NAME`.
+pub struct Replacement {
+    pub library: PathBuf,
+    pub kernels: BTreeSet<String>,
+}
+
+/// What runs the cases of a kernel as its source is now.
+pub enum Cases {
+    /// The case binary as it lies there.
+    Current,
+    /// The case binary, with these kernels in place of its own.
+    Replaced(Replacement),
+    /// It has to be compiled. Why.
+    Outdated(String),
+}
+
+/// Notes what cargo has just compiled, when it was called, and where it put `oxtile-tile`.
+pub fn compiled(tile: &Path, start: SystemTime) -> Result<()> {
+    Record::write(tile, start)
+}
+
+/// Looks at what has changed, and compiles the kernels of the cases of `name` alone if that suffices.
+pub fn cases_of(name: &str) -> Result<Cases> {
+    let Some(record) = Record::read() else { return Ok(Cases::Outdated("it was not compiled by this command yet".into())) };
+    let files = match record.change() {
+        Change::More(why) => return Ok(Cases::Outdated(why)),
+        Change::Bodies(files) if files.is_empty() => return Ok(Cases::Current),
+        Change::Bodies(files) => files,
+    };
+    let launched = launched_with(name);
+    if launched.is_empty() {
+        return Ok(Cases::Outdated(format!("no run has noted yet which cases launch `{name}`")));
+    }
+    let families = Families::read()?;
+    let known = kernel::known(&root().join("gpu"))?;
+    let mut features = BTreeSet::new();
+    let mut kernels = BTreeSet::new();
+    for kernel in launched {
+        // Of the conformance kernels, which have not changed.
+        let Some(family) = known.get(&kernel) else { continue };
+        let whole = families.whole(family);
+        if files.iter().any(|file| families.of(file).is_none_or(|family| whole.contains(family))) {
+            features.extend(whole);
+            kernels.insert(kernel);
+        }
+    }
+    if kernels.is_empty() {
+        return Ok(Cases::Current);
+    }
+    let shown = Vec::from_iter(kernels.iter().take(3).map(String::as_str)).join(", ");
+    let more = kernels.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
+    say(&format!("rustc: {shown}{more} for the emulator; host code is as it was"));
+    let library = compile(&record, &features, &kernels)?;
+    Ok(Cases::Replaced(Replacement { library, kernels }))
+}
+
+/// The kernels that the cases of a kernel launch, as an earlier run noted it.
+fn launched_with(name: &str) -> BTreeSet<String> {
+    let noted = fs::read_to_string(target().join("oxtile/launches.tsv")).unwrap_or_default();
+    let cases = noted.lines().filter_map(|line| line.split_once('\t')).map(|(_, kernels)| kernels.split(' '));
+    cases.filter(|kernels| kernels.clone().any(|kernel| kernel.starts_with(name))).flatten().map(str::to_owned).collect()
+}
+
+/// The families of kernels and the families whose functions they call: the features of their crate.
+struct Families(BTreeMap<String, Vec<String>>);
+
+impl Families {
+    fn read() -> Result<Self> {
+        let path = root().join("gpu/Cargo.toml");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let manifest: toml::Table = text.parse().with_context(|| path.display().to_string())?;
+        let features = manifest["features"].as_table().context("gpu/Cargo.toml has no features")?;
+        let names =
+            |value: &toml::Value| value.as_array().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
+        Ok(Self(features.iter().map(|(name, value)| (name.clone(), names(value))).collect()))
+    }
+
+    /// The family of a file; `None` where several share it.
+    fn of(&self, file: &Path) -> Option<&str> {
+        let first = file.strip_prefix("gpu/src").ok()?.components().next()?;
+        let name = Path::new(first.as_os_str()).file_stem()?.to_str()?;
+        self.0.get_key_value(name).map(|(name, _)| name.as_str())
+    }
+
+    /// A family with all whose functions it calls.
+    fn whole(&self, family: &str) -> BTreeSet<String> {
+        let mut whole = BTreeSet::new();
+        let mut open = vec![family];
+        while let Some(family) = open.pop() {
+            if whole.insert(family.to_owned()) {
+                open.extend(self.0.get(family).into_iter().flatten().map(String::as_str));
+            }
+        }
+        whole
+    }
+}
+
+/// Compiles kernels as the dev profile does, to a library whose other functions are the case binary's.
+fn compile(record: &Record, features: &BTreeSet<String>, kernels: &BTreeSet<String>) -> Result<PathBuf> {
+    let folder = target().join("oxtile/replacement");
+    fs::create_dir_all(&folder)?;
+    // A name of its own: a program that runs still has the last one open.
+    let (object, library) = (folder.join(format!("{}.o", std::process::id())), folder.join(format!("{}.so", std::process::id())));
+    let mut rustc = Command::new("rustc");
+    rustc.current_dir(root()).args(["--crate-name=oxtile_kernels", "--edition=2024", "--crate-type=lib", "gpu/src/lib.rs"]);
+    rustc.args(["-Copt-level=3", "-Ccodegen-units=1", "-Cdebug-assertions=on", "-Cmetadata=replacement", "--cap-lints=allow"]);
+    rustc.arg(format!("--emit=obj={}", object.display())).arg("--cfg=oxtile_replacement");
+    let features = features.iter().map(String::as_str).chain(["emulator"]);
+    rustc.args(features.map(|feature| format!("--cfg=feature=\"{feature}\"")));
+    rustc.args(kernels.iter().map(|kernel| format!("--cfg=oxtile_kernel=\"{kernel}\"")));
+    rustc.arg(format!("--extern=oxtile_tile={}", record.tile.display()));
+    rustc.arg("-L").arg(format!("dependency={}", record.tile.parent().expect("it lies in a folder").display()));
+    // What cargo and the build script set. The hash is of no use to the emulator.
+    rustc.envs([("CARGO_PKG_NAME", "oxtile-kernels"), ("OXTILE_SOURCE_HASH", "of a replacement")]);
+    let status = rustc.status().context("cannot run rustc")?;
+    ensure!(status.success(), "the kernel does not compile: see above");
+    let status = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&object).status().context("cannot run cc, the linker")?;
+    ensure!(status.success(), "the kernel cannot be linked: see above");
+    fs::remove_file(object)?;
+    Ok(library)
+}

@@ -1,0 +1,139 @@
+//! What the case binary was last compiled from.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use anyhow::{Context, Result};
+
+use super::functions::{self, Outline};
+use crate::{root, target};
+
+/// The case binary and what it was compiled from.
+pub struct Record {
+    /// The program's time and length.
+    program: String,
+    /// `oxtile-tile` as the program was linked with it.
+    pub tile: PathBuf,
+    /// The functions of the kernels' crate that host code runs.
+    host: BTreeSet<String>,
+    files: BTreeMap<PathBuf, Source>,
+}
+
+/// A source file, below the root.
+struct Source {
+    hash: String,
+    /// Of a file of kernels: the hash of what host code sees of it.
+    outline: Option<String>,
+}
+
+/// What has changed since.
+pub enum Change {
+    /// Bodies of device functions in these files, or nothing.
+    Bodies(BTreeSet<PathBuf>),
+    /// More: the case binary is compiled. Why.
+    More(String),
+}
+
+impl Record {
+    /// What was written; `None` if nothing was, or of another program than the one that lies there.
+    pub fn read() -> Option<Self> {
+        let text = fs::read_to_string(path()).ok()?;
+        let mut record = Self { program: String::new(), tile: PathBuf::new(), host: BTreeSet::new(), files: BTreeMap::new() };
+        for line in text.lines() {
+            match *line.split('\t').collect::<Vec<_>>() {
+                ["program", stamp] => record.program = stamp.into(),
+                ["tile", path] => record.tile = path.into(),
+                ["host", name] => drop(record.host.insert(name.into())),
+                ["source", hash, outline, path] => {
+                    let outline = (!outline.is_empty()).then(|| outline.into());
+                    drop(record.files.insert(path.into(), Source { hash: hash.into(), outline }));
+                }
+                _ => return None,
+            }
+        }
+        (record.tile.exists() && stamp(&program()).ok()? == record.program).then_some(record)
+    }
+
+    /// Notes what cargo has just compiled; nothing if a source is younger than `start`, when cargo was called.
+    pub fn write(tile: &Path, start: SystemTime) -> Result<()> {
+        let listed = program().with_extension("d");
+        let listed = fs::read_to_string(&listed).with_context(|| format!("cannot read {}", listed.display()))?;
+        // `program: file file ..`; a space within a path has a backslash.
+        let files = listed.split_once(": ").map_or("", |(_, files)| files.trim_end()).replace("\\ ", "\0");
+        let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "gpu/Cargo.toml", "host/Cargo.toml", "tests/Cargo.toml"];
+        let paths = files.split(' ').map(|path| PathBuf::from(path.replace('\0', " "))).chain(manifests.map(|path| root().join(path)));
+        let (mut texts, mut outlines) = (BTreeMap::new(), BTreeMap::new());
+        let mut words = BTreeSet::new();
+        for path in paths.filter(|path| path.is_file()) {
+            if fs::metadata(&path)?.modified()? > start {
+                let _ = fs::remove_file(self::path());
+                return Ok(());
+            }
+            let text = String::from_utf8_lossy(&fs::read(&path)?).into_owned();
+            let path = path.strip_prefix(root()).unwrap_or(&path).to_owned();
+            if is_of_kernels(&path) {
+                outlines.insert(path.clone(), Outline::of(&text).with_context(|| path.display().to_string())?);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                functions::words_of(&text, &mut words);
+            }
+            texts.insert(path, text);
+        }
+        let host = functions::of_the_host(outlines.values(), &words);
+        let mut record = format!("program\t{}\ntile\t{}\n", stamp(&program())?, tile.display());
+        host.iter().for_each(|name| record.push_str(&format!("host\t{name}\n")));
+        for (path, text) in &texts {
+            let outline = outlines.get(path).map_or(String::new(), |outline| hash(&outline.with_bodies(&host)));
+            record.push_str(&format!("source\t{}\t{outline}\t{}\n", hash(text), path.display()));
+        }
+        fs::create_dir_all(self::path().parent().expect("a folder of the target directory"))?;
+        fs::write(self::path(), record).with_context(|| format!("cannot write {}", self::path().display()))
+    }
+
+    pub fn change(&self) -> Change {
+        let mut bodies = BTreeSet::new();
+        for (path, source) in &self.files {
+            let shown = path.display();
+            let Ok(text) = fs::read(root().join(path)) else { return Change::More(format!("{shown} is gone")) };
+            let text = String::from_utf8_lossy(&text);
+            if hash(&text) == source.hash {
+                continue;
+            }
+            match (&source.outline, Outline::of(&text)) {
+                (None, _) => return Change::More(format!("{shown} has changed")),
+                (Some(outline), Ok(now)) if hash(&now.with_bodies(&self.host)) == *outline => drop(bodies.insert(path.clone())),
+                _ => return Change::More(format!("{shown} has changed in what host code sees")),
+            }
+        }
+        Change::Bodies(bodies)
+    }
+}
+
+fn is_of_kernels(path: &Path) -> bool {
+    path.starts_with("gpu/src")
+}
+
+fn path() -> PathBuf {
+    target().join("oxtile/replacement/sources.tsv")
+}
+
+/// The case binary.
+fn program() -> PathBuf {
+    target().join("debug/oxtile-tests")
+}
+
+fn stamp(path: &Path) -> Result<String> {
+    let metadata = fs::metadata(path)?;
+    let time = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(format!("{} {}", time.as_nanos(), metadata.len()))
+}
+
+fn hash(text: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
