@@ -71,6 +71,18 @@ fn files_are_short() {
     assert!(long.is_empty(), "split by noun: {long:?}");
 }
 
+/// The examples of docs/kernels.md for what is not a matrix: a kernel with its grid is one page.
+#[test]
+fn kernels_of_a_training_step_have_at_most_100_lines() {
+    let files = ["adamw/mod", "cross_entropy/mod", "embedding", "rms_norm/backward", "rms_norm/forward", "rotary/mod"];
+    let sources = sources();
+    for file in files.map(|file| format!("gpu/src/{file}.rs")) {
+        let (_, source) = sources.iter().find(|(name, _)| *name == file).unwrap_or_else(|| panic!("{file} is not there"));
+        let lines = source.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//")).count();
+        assert!(lines <= 100, "{file} has {lines} lines of code");
+    }
+}
+
 #[test]
 fn libraries_do_not_print() {
     let library = |name: &str| {

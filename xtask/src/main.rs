@@ -125,7 +125,10 @@ fn root_of(run: Option<&Path>, program: &Path, built: &Path) -> PathBuf {
 /// `<target>/<profile>`.
 fn target() -> PathBuf {
     let program = std::env::current_exe().ok();
-    program.as_deref().and_then(|program| program.ancestors().nth(2)).map_or_else(|| root().join("target"), PathBuf::from)
+    // A test of this program lies in `deps` of the profile's folder.
+    let profile = |program: &'_ Path| program.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).map(PathBuf::from);
+    let profile = program.as_deref().and_then(profile);
+    profile.as_deref().and_then(Path::parent).map_or_else(|| root().join("target"), PathBuf::from)
 }
 
 /// Cargo in the root of the workspace, with the target directory of this program.

@@ -25,7 +25,7 @@ const DEMO_FAMILIES: [&str; 2] = ["amax", "mxfp8"];
 const UNOPTIMISED: [&str; 3] = ["oxtile-kernels", "oxtile", "oxtile-cli"];
 
 /// The case binary's exit status where it cannot load kernels that were compiled after it.
-const UNLOADABLE: i32 = 75;
+pub const UNLOADABLE: i32 = 75;
 
 /// How a program is compiled.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::mutation::{Change, Equivalent, Outcome, Score, Verdict, score};
+use oxtile_emulator::mutation::{Change, Equivalent, Mutant, Outcome, Score, Seeds, Verdict, score};
 use oxtile_emulator::{Options, Space, device};
 
 const STAGES: u32 = 2;
@@ -62,7 +62,7 @@ fn every_mutant_of_a_pipeline_is_reported() {
         outcome(&job, options, |i| i as u32 + 1)
     };
     let seeds: Vec<u64> = (0..12).collect();
-    let score: Score = score(run, &seeds, &[]).unwrap();
+    let score: Score = score(run, seeds.as_slice(), &[]).unwrap();
     println!("pipeline: {score}");
     assert!(score.mutants.len() >= 15, "{score}");
     assert!(score.is_complete(), "{score}");
@@ -84,8 +84,10 @@ fn a_superfluous_barrier_survives_unless_it_is_listed() {
     assert_eq!(survivors.unreported().count(), 1, "{survivors}");
     assert!(!survivors.is_complete() && survivors.to_string().contains("survived 3 seeds: skip barrier_sync"), "{survivors}");
     let last = Equivalent { matches: |m| m.change == Change::Skip, reason: "nothing follows the last barrier" };
-    let excused = score(run, &[1, 2, 3], &[last]).unwrap();
+    let excused = score(run, Seeds { mutants: &[1, 2, 3], excused: &[1, 2] }, &[last]).unwrap();
     assert!(excused.is_complete() && excused.to_string().contains("1 equivalent"), "{excused}");
+    let seeds = |mutant: &&Mutant| matches!(mutant.verdict, Verdict::Equivalent(_)).then_some(mutant.seeds);
+    assert_eq!(excused.mutants.iter().find_map(|mutant| seeds(&mutant)), Some(2), "{excused}");
 }
 
 /// One thread asks whether a phase is over before it has ended.

@@ -202,11 +202,13 @@ fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout
         let whole = job([136, 264, 80], [1.0, 0.0], false, WHOLE);
         let row = job([if m_major { 8 } else { 1 }, 16, 528], [0.5, -2.0], false, [0, 4]);
         let both = job([72, 304, 272], [1.0, 0.0], false, [1, 2]);
-        for (what, job) in [("whole", whole), ("a row", row), ("whole and parts", both)] {
-            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), Size::Small, move |r| check::<T, O>(r, &job)));
+        // Of operands as they are stored most, all; of the others, all of bf16.
+        let size = if name == "bf16" || layout == "nt" { Size::Small } else { Size::Twin };
+        for (what, job, size) in [("whole", whole, Size::Small), ("a row", row, size), ("whole and parts", both, size)] {
+            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), size, move |r| check::<T, O>(r, &job)));
         }
         let parts = job([80, 136, 400], [0.1, 0.3], true, [0, 3]);
-        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::parts"), Size::Small, move |r| {
+        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::parts"), size, move |r| {
             check::<T, O>(r, &parts)?;
             let (first, again) = (multiply::<T, O>(r, &parts)?.found, multiply::<T, O>(r, &parts)?.found);
             equal("d, again", &again, &first)

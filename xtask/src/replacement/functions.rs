@@ -1,12 +1,26 @@
-//! The functions of a kernel's source file, and what a program's host code sees of that file.
+//! The functions of a file of kernels, and the file without them: what code that calls none of them depends on.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    iter::Peekable,
-};
+use std::{collections::BTreeSet, iter::Peekable};
 
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, Group, Spacing, TokenStream, TokenTree};
+
+/// What only a thread of a kernel can do, or has: on the host it panics. The modules of the DSL and the types that its functions take.
+const OF_DEVICES: [&str; 13] = [
+    "atomic",
+    "block",
+    "cluster",
+    "sync",
+    "thread",
+    "warp",
+    "warpgroup",
+    "Global",
+    "GlobalMut",
+    "Shared",
+    "SharedArray",
+    "RegisterTile",
+    "TensorMap",
+];
 
 /// A function with a body.
 #[derive(Debug)]
@@ -14,18 +28,59 @@ pub struct Function {
     pub name: String,
     /// Code of another crate may call it: it is `pub`, or a trait's.
     pub is_open: bool,
-    /// It stands below `#[kernel]`: the host launches it and never calls it.
-    pub is_kernel: bool,
-    /// The words of its body.
-    pub words: BTreeSet<String>,
+    /// The type and the trait that it belongs to.
+    pub owners: Vec<String>,
+    /// The host never calls it: it stands below `#[kernel]`, takes what kernels alone have, or asks what thread it is.
+    pub is_of_devices: bool,
+    /// What its body names.
+    pub calls: BTreeSet<Call>,
+}
+
+impl Function {
+    /// What tells it from others: `Type::name`, `Type+Trait::name`, `name`.
+    pub fn path(&self) -> String {
+        let owners = self.owners.join("+");
+        if owners.is_empty() { self.name.clone() } else { format!("{owners}::{}", self.name) }
+    }
+}
+
+/// A name that may be that of a function which is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    /// `name`, alone.
+    Free(String),
+    /// `.name(`
+    Method(String),
+    /// `of::name`, of a module, a type or a trait.
+    Path { of: String, name: String },
+}
+
+impl Call {
+    pub fn name(&self) -> &str {
+        let (Self::Free(name) | Self::Method(name) | Self::Path { name, .. }) = self;
+        name
+    }
+
+    /// Whether it may be this function, of the same name, where these are the names that stand for any type.
+    pub fn may_be(&self, function: &Function, aliases: &BTreeSet<String>) -> bool {
+        match self {
+            Self::Free(_) => function.owners.is_empty(),
+            Self::Method(_) => !function.owners.is_empty(),
+            Self::Path { of, .. } if function.owners.is_empty() => !of.starts_with(char::is_uppercase),
+            // A generic parameter has one letter or two.
+            Self::Path { of, .. } => function.owners.contains(of) || of.len() <= 2 || of == "Self" || of.is_empty() || aliases.contains(of),
+        }
+    }
 }
 
 /// A file without the bodies of its functions; bodies of `const` functions stay, which the compiler runs for the host.
 #[derive(Debug, Default)]
 pub struct Outline {
     pub functions: Vec<Function>,
-    /// Words that stand outside of bodies, without names after `fn` and without what `use` names.
-    pub words: BTreeSet<String>,
+    /// What is named outside of bodies, without names after `fn` and without what `use` names.
+    pub calls: BTreeSet<Call>,
+    /// Names of types that stand for others: `type Name = ..`.
+    pub aliases: BTreeSet<String>,
     /// The tokens, where `{}` stands for a body and its number in `functions` before it; no documentation.
     tokens: Vec<Token>,
 }
@@ -42,31 +97,31 @@ impl Outline {
     pub fn of(text: &str) -> Result<Self> {
         let tokens: TokenStream = text.parse().map_err(|error| anyhow!("{error}"))?;
         let mut outline = Self::default();
-        outline.items(tokens, false);
+        outline.items(tokens, &[]);
         Ok(outline)
     }
 
-    /// The file with the bodies of the functions of these names alone: what code that calls no other function depends on.
-    pub fn with_bodies(&self, names: &BTreeSet<String>) -> String {
+    /// The file with the bodies of these functions alone, by their paths: what code that calls no other function depends on.
+    pub fn with_bodies(&self, paths: &BTreeSet<String>) -> String {
         let text = |token: &Token| match token {
             Token::Text(text) => text.clone(),
             Token::Body { function, text } => {
-                let Function { name, is_kernel, .. } = &self.functions[*function];
-                if names.contains(name) && !is_kernel { text.clone() } else { "{}".to_owned() }
+                let function = &self.functions[*function];
+                if !function.is_of_devices && paths.contains(&function.path()) { text.clone() } else { "{}".to_owned() }
             }
         };
         self.tokens.iter().map(text).collect::<Vec<_>>().join(" ")
     }
 
-    /// Items of a file, a module, an `impl` or a `trait`; `of_trait` where the functions are a trait's.
-    fn items(&mut self, tokens: TokenStream, of_trait: bool) {
+    /// Items of a file, a module, an `impl` or a `trait`.
+    fn items(&mut self, tokens: TokenStream, owners: &[String]) {
         let mut tokens = tokens.into_iter().peekable();
         let mut item = Item::default();
         while let Some(token) = tokens.next() {
             match token {
                 TokenTree::Punct(punct) if punct.as_char() == '#' => self.attribute(&mut tokens, &mut item),
                 TokenTree::Ident(ident) if ident == "fn" && matches!(tokens.peek(), Some(TokenTree::Ident(_))) => {
-                    self.function(&mut tokens, &item, of_trait);
+                    self.function(&mut tokens, &item, owners);
                     item = Item::default();
                 }
                 TokenTree::Group(group) => {
@@ -77,9 +132,8 @@ impl Outline {
                             self.seen(TokenTree::Group(group));
                             item = whole;
                         }
-                        Delimiter::Brace if whole.has("mod") => self.nested(&group, false),
-                        Delimiter::Brace if whole.has("impl") => self.nested(&group, whole.for_type),
-                        Delimiter::Brace if whole.has("trait") => self.nested(&group, true),
+                        Delimiter::Brace if whole.has("mod") => self.nested(&group, &[]),
+                        Delimiter::Brace if whole.has("impl") || whole.has("trait") => self.nested(&group, &whole.owners()),
                         Delimiter::Brace if whole.has("use") => self.text(&group),
                         Delimiter::Brace => self.seen(TokenTree::Group(group)),
                         _ => {
@@ -91,6 +145,7 @@ impl Outline {
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => {
                     self.text(&punct);
+                    self.aliases.extend(item.types.first().filter(|_| item.has("type")).cloned());
                     item = Item::default();
                 }
                 token => {
@@ -115,33 +170,40 @@ impl Outline {
         }
     }
 
-    fn nested(&mut self, group: &Group, of_trait: bool) {
+    fn nested(&mut self, group: &Group, owners: &[String]) {
         self.text(&"{");
-        self.items(group.stream(), of_trait);
+        self.items(group.stream(), owners);
         self.text(&"}");
     }
 
     /// From the name on, to the body or the `;` of a function without one.
-    fn function(&mut self, tokens: &mut Peekable<impl Iterator<Item = TokenTree>>, item: &Item, of_trait: bool) {
+    fn function(&mut self, tokens: &mut Peekable<impl Iterator<Item = TokenTree>>, item: &Item, owners: &[String]) {
         let name = tokens.next().expect("a name was seen").to_string();
         self.text(&"fn");
         self.text(&name);
+        let mut signature = Vec::new();
         while let Some(token) = tokens.next() {
             match token {
                 TokenTree::Group(body) if body.delimiter() == Delimiter::Brace && !ends_generics(tokens.peek()) => {
                     if item.has("const") {
                         return self.seen(TokenTree::Group(body));
                     }
-                    let mut words = BTreeSet::new();
-                    collect(body.stream(), &mut words);
-                    let is_open = item.is_public || of_trait;
+                    let mut calls = BTreeSet::new();
+                    collect(body.stream(), &mut calls);
+                    let is_of_devices =
+                        item.is_kernel || is_of_devices(signature.into_iter().collect(), false) || is_of_devices(body.stream(), true);
+                    // A trait's functions are as open as the trait.
+                    let is_open = item.is_public || owners.len() > 1;
                     self.tokens.push(Token::Body { function: self.functions.len(), text: body.to_string() });
-                    self.functions.push(Function { name, is_open, is_kernel: item.is_kernel, words });
+                    self.functions.push(Function { name, is_open, owners: owners.to_vec(), is_of_devices, calls });
                     return;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => return self.text(&punct),
                 // What a signature computes with are `const` functions, whose bodies stay anyway.
-                token => self.text(&without_documentation(token)),
+                token => {
+                    self.text(&without_documentation(token.clone()));
+                    signature.push(token);
+                }
             }
         }
     }
@@ -154,7 +216,7 @@ impl Outline {
     fn seen(&mut self, token: TokenTree) {
         let token = without_documentation(token);
         self.text(&token);
-        collect(TokenStream::from(token), &mut self.words);
+        collect(TokenStream::from(token), &mut self.calls);
     }
 }
 
@@ -162,6 +224,9 @@ impl Outline {
 #[derive(Default)]
 struct Item {
     words: BTreeSet<String>,
+    /// Those that begin with a large letter, in order, outside of `<..>`.
+    types: Vec<String>,
+    depth: i32,
     is_public: bool,
     is_kernel: bool,
     /// `impl Trait for Type`.
@@ -171,14 +236,27 @@ struct Item {
 
 impl Item {
     fn word(&mut self, token: &TokenTree, generic: bool) {
+        if let TokenTree::Punct(punct) = token {
+            self.depth += i32::from(punct.as_char() == '<') - i32::from(punct.as_char() == '>');
+        }
         if let TokenTree::Ident(ident) = token {
             let word = ident.to_string();
+            let ends = self.has("where") || word == "where";
+            if self.depth == 0 && !ends && word.starts_with(char::is_uppercase) {
+                self.types.push(word.clone());
+            }
             self.is_public |= word == "pub";
             // `for<'a>` names lifetimes.
             self.for_type |= word == "for" && !generic;
             self.after_pub = word == "pub";
             self.words.insert(word);
         }
+    }
+
+    /// The names before and after `for`; of a trait, it and those that it extends. Twice the name of a trait, whose functions are open.
+    fn owners(&self) -> Vec<String> {
+        let is_trait = self.has("trait").then(|| self.types.first().cloned()).flatten();
+        self.types.iter().cloned().chain(is_trait).collect()
     }
 
     fn has(&self, word: &str) -> bool {
@@ -208,143 +286,59 @@ fn ends_generics(next: Option<&TokenTree>) -> bool {
     matches!(next, Some(TokenTree::Punct(punct)) if matches!(punct.as_char(), '>' | ','))
 }
 
-/// The words of tokens that may name a function, at any depth: no field that is read (`.rows`) or given (`rows: 1`).
-fn collect(tokens: TokenStream, words: &mut BTreeSet<String>) {
+/// Whether tokens have a word of [`OF_DEVICES`]; in a body, one whose functions are called.
+fn is_of_devices(tokens: TokenStream, in_body: bool) -> bool {
     let mut tokens = tokens.into_iter().peekable();
-    let mut after_dot = false;
     while let Some(token) = tokens.next() {
-        match &token {
+        let found = match token {
             TokenTree::Ident(ident) => {
-                let is_field = match tokens.peek() {
-                    Some(TokenTree::Punct(next)) if next.as_char() == ':' => next.spacing() == Spacing::Alone,
-                    Some(TokenTree::Group(next)) => after_dot && next.delimiter() != Delimiter::Parenthesis,
-                    _ => after_dot,
-                };
-                if !is_field {
-                    words.insert(ident.to_string());
-                }
+                let is_path =
+                    matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == ':' && next.spacing() == Spacing::Joint);
+                (is_path || !in_body) && OF_DEVICES.iter().any(|word| ident == word)
             }
-            TokenTree::Group(group) => collect(group.stream(), words),
-            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
-        }
-        after_dot = matches!(&token, TokenTree::Punct(punct) if punct.as_char() == '.');
-    }
-}
-
-/// The names of the functions that host code runs, by name alone and so rather too many: those that other crates' `words` name, those that stand outside
-/// of bodies (grids, constants), and what their bodies name.
-pub fn of_the_host<'a>(files: impl Iterator<Item = &'a Outline> + Clone, words: &BTreeSet<String>) -> BTreeSet<String> {
-    let mut bodies: BTreeMap<&str, Vec<&Function>> = BTreeMap::new();
-    for function in files.clone().flat_map(|file| &file.functions).filter(|function| !function.is_kernel) {
-        bodies.entry(&function.name).or_default().push(function);
-    }
-    let outside: BTreeSet<_> = files.flat_map(|file| &file.words).map(String::as_str).collect();
-    let called = |(name, functions): (&&'a str, &Vec<&Function>)| {
-        outside.contains(name) || words.contains(*name) && functions.iter().any(|function| function.is_open)
-    };
-    let mut open: Vec<&str> = bodies.iter().filter(|&(name, functions)| called((name, functions))).map(|(&name, _)| name).collect();
-    let mut found = BTreeSet::new();
-    while let Some(name) = open.pop() {
-        if found.insert(name.to_owned()) {
-            let named = bodies[name].iter().flat_map(|function| &function.words);
-            open.extend(named.map(String::as_str).filter(|word| bodies.contains_key(word) && !found.contains(*word)));
-        }
-    }
-    found
-}
-
-/// The words of another crate's source that may name a function; what stands after `//` is left out.
-pub fn words_of(text: &str, words: &mut BTreeSet<String>) {
-    for line in text.lines().map(|line| line.split("//").next().unwrap_or(line)) {
-        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-        let bytes = line.as_bytes();
-        let mut at = 0;
-        while at < bytes.len() {
-            let length = bytes[at..].iter().take_while(|&&byte| is_word(byte)).count();
-            let (before, after) = (at.checked_sub(1).map(|before| bytes[before]), bytes.get(at + length));
-            let is_field = before == Some(b'.') && !matches!(after, Some(b'(' | b':'));
-            if length > 0 && !bytes[at].is_ascii_digit() && !is_field {
-                words.insert(line[at..at + length].to_owned());
-            }
-            at += length.max(1);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(words: &[&str]) -> BTreeSet<String> {
-        words.iter().map(|&word| word.to_owned()).collect()
-    }
-
-    /// A kernel with two device functions, a grid with what it calls, and what the host may ask.
-    const FILE: &str = "
-        //! Of the family.
-        use crate::row::device;
-        pub struct Rows<const N: usize>(u32);
-        /// One block a row.
-        #[kernel(threads = 32, grid = rows_grid)]
-        pub fn copy(rows: u32) { device(rows); inner::<2>(rows) }
-        fn device(rows: u32) -> Rows<{ 2 }> { let at = rows; Rows(at) }
-        pub(crate) fn inner<const N: usize>(_: u32) where Rows<{ N }>: Sized, { () }
-        fn rows_grid(args: &CopyArgs) -> u32 { rounded(args.device) }
-        fn rounded(rows: u32) -> u32 { rows + SIZE }
-        pub const SIZE: u32 = size();
-        const fn size() -> u32 { 4 }
-        impl<const N: usize> Rows<N> { pub fn of(n: u32) -> Self { Self(n) } fn hidden(&self) { 1 } }
-        impl Policy for Rows<{ 3 }> { fn policy(&self) -> u32 { 3 } }
-    ";
-
-    #[test]
-    fn the_host_runs_grids_and_what_it_names() {
-        let file = Outline::of(FILE).unwrap();
-        let found = |words| of_the_host([&file].into_iter(), &names(words));
-        assert_eq!(found(&["copy", "device", "hidden", "inner"]), names(&["rounded", "rows_grid"]));
-        assert_eq!(found(&["of", "policy"]), names(&["of", "policy", "rounded", "rows_grid"]));
-    }
-
-    #[test]
-    fn bodies_of_device_functions_alone_may_change() {
-        let host = of_the_host([&Outline::of(FILE).unwrap()].into_iter(), &names(&["of"]));
-        let outline = |from, to| {
-            let changed = FILE.replacen(from, to, 1);
-            assert_ne!(changed, FILE, "{from}");
-            Outline::of(&changed).unwrap().with_bodies(&host)
+            TokenTree::Group(group) => is_of_devices(group.stream(), in_body),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => false,
         };
-        let whole = Outline::of(FILE).unwrap().with_bodies(&host);
-        for (from, to) in [
-            ("Of the family", "Of it"),
-            ("One block", "Two blocks"),
-            ("device(rows);", "device(2 * rows);"),
-            ("let at = rows", "let at = 1"),
-            ("{ () }", "{ panic!() }"),
-            ("{ 1 }", "{ 2 }"),
-            ("fn policy(&self) -> u32 { 3 }", "fn policy(&self) -> u32 { 4 }"),
-        ] {
-            assert_eq!(outline(from, to), whole, "{from}");
-        }
-        for (from, to) in [
-            ("rounded(args", "2 * rounded(args"),
-            ("rows + SIZE", "rows - SIZE"),
-            ("{ 4 }", "{ 8 }"),
-            ("threads = 32", "threads = 64"),
-            ("fn device(rows: u32)", "fn device(rows: u64)"),
-            ("Self(n)", "Self(2 * n)"),
-            ("Rows<{ 3 }>", "Rows<{ 4 }>"),
-            ("Rows<const N: usize>(u32)", "Rows<const N: usize>(u64)"),
-            ("fn hidden", "fn other"),
-            ("use crate::row::device", "use crate::row::other as device"),
-        ] {
-            assert_ne!(outline(from, to), whole, "{from}");
+        if found {
+            return true;
         }
     }
+    false
+}
 
-    #[test]
-    fn words_of_a_host() {
-        let mut words = BTreeSet::new();
-        words_of("let a2 = x.rows + y.count() + z.map::<u8>(f); // of comments", &mut words);
-        assert_eq!(words, names(&["a2", "count", "f", "let", "map", "u8", "x", "y", "z"]));
+/// What tokens may call, at any depth: no field that is read (`.rows`) or given (`rows: 1`).
+fn collect(tokens: TokenStream, calls: &mut BTreeSet<Call>) {
+    let mut tokens = tokens.into_iter().peekable();
+    // The last token if it was a dot or a colon, and the last word before it.
+    let (mut before, mut of) = (' ', String::new());
+    while let Some(token) = tokens.next() {
+        if let TokenTree::Ident(ident) = &token {
+            let is_called = match tokens.peek() {
+                Some(TokenTree::Punct(next)) if next.as_char() == ':' => next.spacing() == Spacing::Joint,
+                Some(TokenTree::Group(next)) => next.delimiter() == Delimiter::Parenthesis,
+                _ => false,
+            };
+            let is_given = matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == ':' && !is_called);
+            let name = ident.to_string();
+            match before {
+                '.' if is_called => drop(calls.insert(Call::Method(name))),
+                '.' => {}
+                ':' => drop(calls.insert(Call::Path { of: std::mem::take(&mut of), name })),
+                _ if !is_given => drop(calls.insert(Call::Free(name))),
+                _ => {}
+            }
+            of = ident.to_string();
+        }
+        before = match &token {
+            TokenTree::Punct(punct) => punct.as_char(),
+            _ => ' ',
+        };
+        // After generics, `Type::<..>::name`, it may be of any type.
+        if before == '>' {
+            of.clear();
+        }
+        if let TokenTree::Group(group) = token {
+            collect(group.stream(), calls);
+        }
     }
 }

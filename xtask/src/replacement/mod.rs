@@ -7,9 +7,10 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `record` | what the case binary was last compiled from, and what has changed since |
-//! | `functions` | the functions of a file of kernels, and which of them host code may run |
+//! | `functions`, `host` | the functions of a file of kernels, and which of them host code runs |
 
 mod functions;
+mod host;
 mod record;
 
 use std::{
@@ -77,7 +78,7 @@ pub fn cases_of(name: &str) -> Result<Cases> {
     let shown = Vec::from_iter(kernels.iter().take(3).map(String::as_str)).join(", ");
     let more = kernels.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
     say(&format!("rustc: {shown}{more} for the emulator; host code is as it was"));
-    let library = compile(&record, &features, &kernels)?;
+    let library = compile(Path::new("gpu/src/lib.rs"), &record.tile, &features, &kernels)?;
     Ok(Cases::Replaced(Replacement { library, kernels }))
 }
 
@@ -122,27 +123,84 @@ impl Families {
     }
 }
 
-/// Compiles kernels as the dev profile does, to a library whose other functions are the case binary's.
-fn compile(record: &Record, features: &BTreeSet<String>, kernels: &BTreeSet<String>) -> Result<PathBuf> {
+/// Compiles kernels of a crate as the dev profile does, with this `oxtile-tile`, to a library whose other functions are the case binary's.
+fn compile(source: &Path, tile: &Path, features: &BTreeSet<String>, kernels: &BTreeSet<String>) -> Result<PathBuf> {
     let folder = target().join("oxtile/replacement");
     fs::create_dir_all(&folder)?;
     // A name of its own: a program that runs still has the last one open.
-    let (object, library) = (folder.join(format!("{}.o", std::process::id())), folder.join(format!("{}.so", std::process::id())));
+    let [objects, library] = ["rlib", "so"].map(|kind| folder.join(format!("{}.{kind}", std::process::id())));
     let mut rustc = Command::new("rustc");
-    rustc.current_dir(root()).args(["--crate-name=oxtile_kernels", "--edition=2024", "--crate-type=lib", "gpu/src/lib.rs"]);
-    rustc.args(["-Copt-level=3", "-Ccodegen-units=1", "-Cdebug-assertions=on", "-Cmetadata=replacement", "--cap-lints=allow"]);
-    rustc.arg(format!("--emit=obj={}", object.display())).arg("--cfg=oxtile_replacement");
+    rustc.current_dir(root()).args(["--crate-name=oxtile_kernels", "--edition=2024", "--crate-type=lib"]).arg(source);
+    // Some units, for a core each.
+    rustc.args(["-Copt-level=3", "-Ccodegen-units=8", "-Cdebug-assertions=on", "-Cmetadata=replacement", "--cap-lints=allow"]);
+    rustc.arg(format!("--emit=link={}", objects.display())).arg("--cfg=oxtile_replacement");
     let features = features.iter().map(String::as_str).chain(["emulator"]);
     rustc.args(features.map(|feature| format!("--cfg=feature=\"{feature}\"")));
     rustc.args(kernels.iter().map(|kernel| format!("--cfg=oxtile_kernel=\"{kernel}\"")));
-    rustc.arg(format!("--extern=oxtile_tile={}", record.tile.display()));
-    rustc.arg("-L").arg(format!("dependency={}", record.tile.parent().expect("it lies in a folder").display()));
+    rustc.arg(format!("--extern=oxtile_tile={}", tile.display()));
+    rustc.arg("-L").arg(format!("dependency={}", tile.parent().expect("it lies in a folder").display()));
     // What cargo and the build script set. The hash is of no use to the emulator.
     rustc.envs([("CARGO_PKG_NAME", "oxtile-kernels"), ("OXTILE_SOURCE_HASH", "of a replacement")]);
     let status = rustc.status().context("cannot run rustc")?;
     ensure!(status.success(), "the kernel does not compile: see above");
-    let status = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&object).status().context("cannot run cc, the linker")?;
+    let mut linker = Command::new("cc");
+    linker.args(["-shared", "-Wl,-z,noexecstack,--whole-archive"]).arg(&objects).arg("-Wl,--no-whole-archive").arg("-o").arg(&library);
+    let status = linker.status().context("cannot run cc, the linker")?;
     ensure!(status.success(), "the kernel cannot be linked: see above");
-    fs::remove_file(object)?;
+    fs::remove_file(objects)?;
     Ok(library)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::programs::{UNLOADABLE, compiled_cases};
+
+    /// What the cases of copies give with a kernel of this source in place of their own.
+    fn cases_of_copies(source: &Path) -> bool {
+        let names = |name: &str| BTreeSet::from([name.to_owned()]);
+        let found = fs::read_dir(target().join("debug/deps")).unwrap().map(|file| file.unwrap().path());
+        let is_tile =
+            |path: &PathBuf| path.to_string_lossy().contains("/liboxtile_tile-") && path.extension().is_some_and(|kind| kind == "rlib");
+        // Builds with other features leave others there, of which the case binary has no function.
+        for tile in found.filter(is_tile) {
+            let library = compile(source, &tile, &names("copy"), &names("copy_words")).unwrap();
+            let run = |name| {
+                let mut cases = compiled_cases();
+                cases.env_remove("OXTILE_LAUNCHES").env("OXTILE_REPLACEMENT", &library).env("OXTILE_REPLACED", name);
+                cases.arg("emulated::small::copy_words").output().unwrap().status
+            };
+            let (status, of_none) = (run("copy_words"), run("no_such"));
+            fs::remove_file(&library).unwrap();
+            assert_eq!(of_none.code(), Some(UNLOADABLE));
+            if status.code() != Some(UNLOADABLE) {
+                return status.success();
+            }
+        }
+        panic!("no build of oxtile-tile is that of the case binary: `cargo test --workspace` compiles both");
+    }
+
+    #[test]
+    fn the_case_binary_runs_the_kernel_of_the_library() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("lib.rs");
+        let head = "#![no_std]\n#[path = \"copy.rs\"]\npub mod copy;\noxtile_tile::source_hash!();\n";
+        fs::write(&source, head).unwrap();
+        let kernel = fs::read_to_string(root().join("gpu/src/copy.rs")).unwrap();
+        let wrong = kernel.replace("target.store(i, source.load(i))", "target.store(i, source.load(i) + 1)");
+        assert_ne!(kernel, wrong);
+        for (text, is_right) in [(kernel, true), (wrong, false)] {
+            fs::write(folder.path().join("copy.rs"), text).unwrap();
+            assert_eq!(cases_of_copies(&source), is_right);
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_made_of_its_family_and_those_that_it_calls() {
+        let families = Families::read().unwrap();
+        assert_eq!(families.of(Path::new("gpu/src/mxfp8/cast_rows.rs")), Some("mxfp8"));
+        assert_eq!(families.of(Path::new("gpu/src/copy.rs")), Some("copy"));
+        assert_eq!(families.of(Path::new("gpu/src/matrix.rs")), None);
+        assert!(families.whole("thd").contains("attention") && !families.whole("copy").contains("attention"));
+    }
 }

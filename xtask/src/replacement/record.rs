@@ -10,7 +10,10 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::functions::{self, Outline};
+use super::{
+    functions::Outline,
+    host::{self, Names},
+};
 use crate::{root, target};
 
 /// The case binary and what it was compiled from.
@@ -68,7 +71,7 @@ impl Record {
         let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "gpu/Cargo.toml", "host/Cargo.toml", "tests/Cargo.toml"];
         let paths = files.split(' ').map(|path| PathBuf::from(path.replace('\0', " "))).chain(manifests.map(|path| root().join(path)));
         let (mut texts, mut outlines) = (BTreeMap::new(), BTreeMap::new());
-        let mut words = BTreeSet::new();
+        let mut names = Names::default();
         for path in paths.filter(|path| path.is_file()) {
             if fs::metadata(&path)?.modified()? > start {
                 let _ = fs::remove_file(self::path());
@@ -79,11 +82,11 @@ impl Record {
             if is_of_kernels(&path) {
                 outlines.insert(path.clone(), Outline::of(&text).with_context(|| path.display().to_string())?);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                functions::words_of(&text, &mut words);
+                names.add(&text);
             }
             texts.insert(path, text);
         }
-        let host = functions::of_the_host(outlines.values(), &words);
+        let host = host::functions(outlines.values(), &names);
         let mut record = format!("program\t{}\ntile\t{}\n", stamp(&program())?, tile.display());
         host.iter().for_each(|name| record.push_str(&format!("host\t{name}\n")));
         for (path, text) in &texts {

@@ -5,4 +5,4 @@ mod change;
 mod score;
 
 pub use change::{Change, Mutation};
-pub use score::{BaselineFailure, Equivalent, Mutant, Outcome, Score, Verdict, score};
+pub use score::{BaselineFailure, Equivalent, Mutant, Outcome, Score, Seeds, Verdict, score};

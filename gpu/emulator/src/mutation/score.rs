@@ -107,15 +107,41 @@ pub struct BaselineFailure {
     pub problem: String,
 }
 
-/// Runs a job unchanged under every seed, then each mutant until the emulator reports it. A mutant whose output is wrong
+/// The seeds of a score. All are alike where a list is given alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds<'a> {
+    /// Those under which a mutant runs until it is reported.
+    pub mutants: &'a [u64],
+    /// Those of the unchanged job, and of mutants that a list excuses: these run under all of them.
+    pub excused: &'a [u64],
+}
+
+impl<'a> From<&'a [u64]> for Seeds<'a> {
+    fn from(seeds: &'a [u64]) -> Self {
+        Self { mutants: seeds, excused: seeds }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u64; N]> for Seeds<'a> {
+    fn from(seeds: &'a [u64; N]) -> Self {
+        seeds.as_slice().into()
+    }
+}
+
+/// Runs a job unchanged, then each mutant until the emulator reports it. A mutant whose output is wrong
 /// runs under the seeds that are left, which may show a report.
 ///
 /// `run` must use the options for each of its launches, merge their reports, and check its output. A mutant
 /// that loops is ended by the step limit, some times the steps of the unchanged job.
-pub fn score(run: impl Fn(&Options) -> Outcome, seeds: &[u64], equivalents: &[Equivalent<'_>]) -> Result<Score, BaselineFailure> {
+pub fn score<'a>(
+    run: impl Fn(&Options) -> Outcome,
+    seeds: impl Into<Seeds<'a>>,
+    equivalents: &[Equivalent<'_>],
+) -> Result<Score, BaselineFailure> {
+    let seeds = seeds.into();
     let mut baseline = Report::default();
     let mut longest = 0;
-    for &seed in seeds {
+    for &seed in seeds.excused {
         match run(&Options::check(seed)) {
             Outcome::Passed(report) => {
                 longest = longest.max(report.steps);
@@ -133,6 +159,8 @@ pub fn score(run: impl Fn(&Options) -> Outcome, seeds: &[u64], equivalents: &[Eq
     };
     let judge = |mutation: Mutation| {
         let mut wrong = None;
+        let excuse = equivalents.iter().find(|equivalent| (equivalent.matches)(&mutation));
+        let seeds = if excuse.is_some() { seeds.excused } else { seeds.mutants };
         for (tried, &seed) in seeds.iter().enumerate() {
             match run(&options(seed, mutation.clone())) {
                 Outcome::Passed(_) => {}
@@ -140,17 +168,11 @@ pub fn score(run: impl Fn(&Options) -> Outcome, seeds: &[u64], equivalents: &[Eq
                 Outcome::Faulted(fault) => return Mutant { mutation, verdict: Verdict::Reported(fault.to_string()), seeds: tried + 1 },
             }
         }
-        let verdict = wrong.map_or_else(|| excuse(&mutation, equivalents), Verdict::WrongOutput);
+        let survived = || excuse.map_or(Verdict::Survived, |equivalent| Verdict::Equivalent(equivalent.reason.to_owned()));
+        let verdict = wrong.map_or_else(survived, Verdict::WrongOutput);
         Mutant { mutation, verdict, seeds: seeds.len() }
     };
     Ok(Score { mutants: mutants(&baseline).map(judge).collect() })
-}
-
-fn excuse(mutation: &Mutation, equivalents: &[Equivalent<'_>]) -> Verdict {
-    match equivalents.iter().find(|equivalent| (equivalent.matches)(mutation)) {
-        Some(equivalent) => Verdict::Equivalent(equivalent.reason.to_owned()),
-        None => Verdict::Survived,
-    }
 }
 
 /// Every site skipped, and every count shifted where it can be.
