@@ -135,7 +135,7 @@ impl AllGatherConfig {
         let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
         self.overlap.check(rates.multiprocessors).map_err(invalid)?;
         let product = self.product(ranks)?;
-        self.check_kept::<O>(&product).map_err(invalid)?;
+        self.check_kept().map_err(invalid)?;
         self.check_format::<T>().map_err(invalid)?;
         if let Some(format) = self.format {
             format.parts(self.gathered())?;

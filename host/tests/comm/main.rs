@@ -11,7 +11,9 @@
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `reduced` | products whose sum all ranks get |
+//! | `rounds` | rounds of calls of either, for both |
 //! | `scattered` | products whose sum is shared and whose rows are scattered |
+//! | `epilogues` | what follows products of ranks |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
@@ -29,7 +31,7 @@
 //! | `gradient_ranks` | ranks with gradients, and what they are to find |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
-//! | `values`, `support` | operands; what the tests share |
+//! | `values`, `whole_product`, `support` | operands; a product over all ranks in float64; what the tests share |
 
 mod arenas;
 mod batch;
@@ -54,6 +56,7 @@ mod context_tensors;
 mod contiguous;
 mod deadlocks;
 mod declared;
+mod epilogues;
 mod exchange;
 mod failures;
 mod flags;
@@ -80,6 +83,7 @@ mod overlap_requirements;
 mod overlap_usage;
 mod places;
 mod reduced;
+mod rounds;
 mod rows;
 mod sanitizer;
 mod scattered;
@@ -102,3 +106,4 @@ mod timeline;
 mod values;
 mod waits;
 mod whole_attention;
+mod whole_product;
