@@ -12,7 +12,7 @@
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `reduced` | products whose sum all ranks get |
 //! | `rounds` | rounds of calls of either, for both |
-//! | `scattered` | products whose sum is shared and whose rows are scattered |
+//! | `scattered`, `scattered_bugs` | products whose sum is shared and whose rows are scattered; planted bugs |
 //! | `epilogues` | what follows products of ranks |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
@@ -22,7 +22,7 @@
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
-//! | `context_example`, `sharded_example` | the programs of the examples |
+//! | `context_example`, `sharded_example`, `tensor_parallel_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
@@ -87,6 +87,7 @@ mod rounds;
 mod rows;
 mod sanitizer;
 mod scattered;
+mod scattered_bugs;
 mod schedules;
 mod sharded;
 mod sharded_calls;
@@ -101,6 +102,7 @@ mod shards;
 mod support;
 mod symmetric;
 mod teams;
+mod tensor_parallel_example;
 mod threads;
 mod timeline;
 mod values;
