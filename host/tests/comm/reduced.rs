@@ -10,7 +10,7 @@ use oxtile::num::{bf16, f16};
 use oxtile::overlap::{
     AllReduceConfig, AllReduceMemory, AllReduceMethod, GemmAllReduce, Global, Method, OverlapMemory, ReduceOperands, ReduceScatterConfig,
 };
-use oxtile::symmetric::ArenaOptions;
+use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Error, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
@@ -18,7 +18,7 @@ use crate::context_case::Element;
 use crate::overlap::{Calls, ROUNDS, member};
 use crate::rounds::{Bound, rounds};
 use crate::scattered;
-use crate::support::seeds;
+use crate::support::{World, seeds};
 use crate::values::values;
 use crate::whole_product::{Part, Whole, gelu, share};
 
@@ -377,19 +377,24 @@ fn calls_on_streams_of_their_own() -> Result<()> {
 #[test]
 fn rows_without_a_part_do_not_leave_the_rank() -> Result<()> {
     let config = config(Fused, 1, [70, 32, 144]);
-    let all = Arenas::with(2, 1, ArenaOptions { deadline: Duration::from_millis(800), ..options() });
+    // The kernel of rank 0 waits for some thousand steps, and rank 1 for much longer.
+    let deadlines = [Duration::from_micros(5), Duration::from_millis(400)];
+    let world = World::new(2, 1);
+    let open = |(rank, deadline)| Arena::open(rank, ArenaOptions { deadline, rendezvous: Some(Duration::from_secs(60)), ..options() });
+    let arenas = world.ranks.iter().zip(deadlines).map(open).collect::<Result<_>>()?;
+    let all = Arenas { world, arenas };
     let (mut made, mut outs, mut told) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..2 {
         outs.push(all.world.ranks[i].device().urgent_stream()?);
         made.push(GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, config, &outs[i])?, all.stream(i), config)?);
         told.push(all.arenas[i].flags("told of rows", 1)?);
     }
-    let stream = all.stream(0);
-    let (a, b) = (Buffer::<bf16>::zeros(stream, 70 * 72)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
+    let operands =
+        |i: usize| -> Result<_> { Ok((Buffer::<bf16>::zeros(all.stream(i), 70 * 72)?, Buffer::<bf16>::zeros(all.stream(i), 72 * 32)?)) };
     // Rank 1 makes the operation and is ready for it, but does not call.
-    let others = (Buffer::<bf16>::zeros(all.stream(1), 70 * 72)?, Buffer::<bf16>::zeros(all.stream(1), 72 * 32)?);
+    let ((a, b), others) = (operands(0)?, operands(1)?);
     let _ready = made[1].bind(all.stream(1), others.0.view(), others.1.view(), None)?;
-    made[0].bind(stream, a.view(), b.view(), None)?.run(stream)?;
+    made[0].bind(all.stream(0), a.view(), b.view(), None)?.run(all.stream(0))?;
     // After the copies of the call.
     told[0].set(&outs[0], 0, all.world.rank(1))?;
     told[1].take_back(all.stream(1), 0, all.world.rank(0))?;
