@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oxtile::comm::WorldSize;
 use oxtile::gemm::{Activation, Epilogue};
-use oxtile::num::{bf16, f16};
+use oxtile::num::{bf16, e4m3, f16};
 use oxtile::overlap::{
     AllGatherConfig, AllGatherGemm, GatherOperands, GemmReduceScatter, Global, Method, OverlapConfig, ReduceScatterConfig, ScatterOperands,
 };
@@ -13,10 +13,9 @@ use oxtile::{Buffer, Graph, Result, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use crate::arenas::Arenas;
-use crate::context_case::Element;
 use crate::overlap_calls::Ranks;
 use crate::support::seeds;
-use crate::whole_product::{Part, Whole, gelu, share, slope};
+use crate::whole_product::{Number, Part, Whole, gelu, share, slope};
 
 /// A product over all ranks, and what follows it.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +35,7 @@ struct Case {
 const ALPHA: f32 = 0.125;
 
 /// What a rank's product writes and reads beside its operands.
-struct Beside<T: Element> {
+struct Beside<T> {
     part: Part,
     bias: Buffer<T>,
     input: Buffer<T>,
@@ -45,7 +44,7 @@ struct Beside<T: Element> {
     sums: Buffer<f32>,
 }
 
-impl<T: Element> Beside<T> {
+impl<T: Number> Beside<T> {
     fn new(stream: &Stream, case: &Case, whole: &Whole, part: Part) -> Result<Self> {
         let n = case.sizes.n;
         let of = |matrix: &[f64]| Buffer::<T>::from_slice(stream, &part.of::<T>(matrix, n));
@@ -73,8 +72,9 @@ impl<T: Element> Beside<T> {
 
     /// Holds what was written against float64.
     fn check(&self, stream: &Stream, case: &Case, whole: &Whole, rounding: f64) -> Result<()> {
-        let numbers =
-            |buffer: &Buffer<T>| -> Result<Vec<f64>> { Ok(buffer.to_vec_as::<T::Host>(stream)?.into_iter().map(T::number).collect()) };
+        let numbers = |buffer: &Buffer<T>| -> Result<Vec<f64>> {
+            Ok(buffer.to_vec(stream)?.into_iter().map(|value: T| value.to_f32().into()).collect())
+        };
         let (d, kept) = (numbers(&self.d)?, numbers(&self.kept)?);
         for (at, place) in self.part.places(case.sizes.n).enumerate() {
             let (found, (x, size)) = (d[at], whole.products[place]);
@@ -124,8 +124,8 @@ fn call(case: &Case, streams: [&Stream; 2], mut run: impl FnMut() -> Result<()>)
 }
 
 impl Case {
-    fn gathered<T: Element + GatherOperands<T>>(&self, rounding: f64) -> Result<()> {
-        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T>(self.sizes, 1, [ALPHA, self.beta], self.seed));
+    fn gathered<T: Number + GatherOperands<O>, O: Number>(&self, rounding: f64) -> Result<()> {
+        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T, O>(self.sizes, 1, [ALPHA, self.beta], self.seed));
         let config = AllGatherConfig {
             transpose_b: self.transpose_b,
             alpha: ALPHA,
@@ -135,15 +135,15 @@ impl Case {
             overlap: OverlapConfig { method: Some(self.method), ..OverlapConfig::default() },
             ..AllGatherConfig::new(self.sizes)
         };
-        let ranks = Ranks::over(Arenas::with(self.ranks, self.seed, options()), config.bytes::<T, T>()?)?;
+        let ranks = Ranks::over(Arenas::with(self.ranks, self.seed, options()), config.bytes::<T, O>()?)?;
         let (mut made, mut operands, mut beside) = (Vec::new(), Vec::new(), Vec::new());
         for (i, rank) in (0..self.ranks as usize).zip(0..) {
             let (stream, columns) = (ranks.all.stream(i), share(n, rank, self.ranks));
-            made.push(AllGatherGemm::<T, T>::new(&ranks.memories[i], stream, config)?);
+            made.push(AllGatherGemm::<T, O>::new(&ranks.memories[i], stream, config)?);
             let shard = Part { rows: share(m, rank, self.ranks), columns: 0..k }.of::<T>(&whole.a, k);
             let weight = whole.weight::<T>(self.transpose_b, 0..k, columns.clone());
             operands.push((Buffer::<T>::from_slice(stream, &shard)?, Buffer::<T>::from_slice(stream, &weight)?));
-            beside.push(Beside::<T>::new(stream, self, &whole, Part { rows: 0..m, columns })?);
+            beside.push(Beside::<O>::new(stream, self, &whole, Part { rows: 0..m, columns })?);
         }
         let mut bound = Vec::new();
         for (i, ((gather, (_, weight)), beside)) in made.iter().zip(&operands).zip(&mut beside).enumerate() {
@@ -162,8 +162,8 @@ impl Case {
         Ok(())
     }
 
-    fn scattered<T: Element + ScatterOperands<T>>(&self, rounding: f64) -> Result<()> {
-        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T>(self.sizes, self.ranks, [ALPHA, self.beta], self.seed));
+    fn scattered<T: Number + ScatterOperands<T>>(&self, rounding: f64) -> Result<()> {
+        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T, T>(self.sizes, self.ranks, [ALPHA, self.beta], self.seed));
         let config = ReduceScatterConfig {
             transpose_b: self.transpose_b,
             alpha: ALPHA,
@@ -225,13 +225,27 @@ fn gathered_products_keep_and_take_derivatives() {
     let methods = [Method::Fused, Method::Chunked, Method::Sequential];
     for seed in 0..seeds() {
         let case = random(seed, &methods, 300);
-        case.gathered::<bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        case.gathered::<bf16, bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
-    for activation in ACTIVATIONS {
-        // No kernel that waits keeps the input of f16: it is kept by a product after the gather.
-        let case =
-            Case { activation, keeps: activation == Activation::Gelu, beta: 0.0, method: Method::Sequential, ..random(1, &methods, 300) };
-        case.gathered::<f16>(1.0 / 2048.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    // No kernel that waits keeps the input of these, or has these results of rows: a product after the gather does.
+    for (activation, keeps) in [(Activation::Identity, false), (Activation::Gelu, true), (Activation::GeluGradient, false)] {
+        for ranks in [3, 8] {
+            let sizes = Global { m: 40, n: 16 * u64::from(ranks), k: 48 };
+            let case = Case {
+                ranks,
+                sizes,
+                activation,
+                keeps,
+                beta: 0.0,
+                method: Method::Sequential,
+                transpose_b: true,
+                ..random(1, &methods, 300)
+            };
+            let failed = |error: oxtile::Error| -> () { panic!("{case:?}: {error}") };
+            case.gathered::<f16, f16>(1.0 / 2048.0).unwrap_or_else(failed);
+            case.gathered::<bf16, f32>(1e-6).unwrap_or_else(failed);
+            case.gathered::<e4m3, bf16>(1.0 / 256.0).unwrap_or_else(failed);
+        }
     }
 }
 
@@ -242,9 +256,20 @@ fn scattered_products_keep_and_take_derivatives_of_whole_sums() {
         let case = random(seed, &methods, 700);
         case.scattered::<bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
-    for activation in ACTIVATIONS {
-        let case = Case { activation, keeps: activation == Activation::Gelu, beta: 0.0, ..random(1, &methods, 300) };
-        case.scattered::<f16>(1.0 / 2048.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    for (activation, keeps) in [(Activation::Identity, false), (Activation::Gelu, true), (Activation::GeluGradient, false)] {
+        for ranks in [3, 8] {
+            let sizes = Global { m: 40, n: 24, k: 16 * u64::from(ranks) };
+            let case = Case {
+                ranks,
+                sizes,
+                activation,
+                keeps,
+                beta: if keeps { 0.0 } else { ALPHA },
+                method: Method::Fused,
+                ..random(1, &methods, 300)
+            };
+            case.scattered::<f16>(1.0 / 2048.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        }
     }
 }
 

@@ -2,10 +2,16 @@
 
 use std::ops::Range;
 
+use oxtile::HostElement;
+use oxtile::num::{Float, Pod};
 use oxtile::overlap::Global;
 
-use crate::context_case::Element;
 use crate::values::values;
+
+/// An element of an operand or of a result.
+pub trait Number: Float + Pod + HostElement<Device = Self> {}
+
+impl<T: Float + Pod + HostElement<Device = T>> Number for T {}
 
 /// The operands of all ranks, row-major, as the elements hold them.
 pub struct Whole {
@@ -22,13 +28,11 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Of a sum in so many equal parts, each of which is rounded, with the factors of the sum and of what the result was.
-    pub fn new<T: Element>(sizes: Global, parts: u32, [alpha, beta]: [f32; 2], seed: u64) -> Self {
+    /// Of operands of `T` and results of `O`, and of a sum in so many equal parts, each of which is rounded, with the factors of the sum and of what the result was.
+    pub fn new<T: Number, O: Number>(sizes: Global, parts: u32, [alpha, beta]: [f32; 2], seed: u64) -> Self {
         let Global { m, n, k } = sizes;
-        let numbers = |of: u64, len: u64| -> Vec<f64> {
-            values(10 * seed + of, len).into_iter().map(|value| T::number(T::host(value.to_f64()))).collect()
-        };
-        let (a, b, bias, old, input) = (numbers(1, m * k), numbers(2, k * n), numbers(3, n), numbers(4, m * n), numbers(5, m * n));
+        let (a, b) = (numbers::<T>(10 * seed + 1, m * k), numbers::<T>(10 * seed + 2, k * n));
+        let [bias, old, input] = [(3, n), (4, m * n), (5, m * n)].map(|(of, len)| numbers::<O>(10 * seed + of, len));
         let (parts, alpha, beta) = (u64::from(parts), f64::from(alpha), f64::from(beta));
         let product = |row: u64, column: u64| {
             let term = |at: u64| a[(row * k + at) as usize] * b[(at * n + column) as usize];
@@ -43,13 +47,18 @@ impl Whole {
     }
 
     /// Rows and columns of `B`, as it is stored.
-    pub fn weight<T: Element>(&self, transpose_b: bool, rows: Range<u64>, columns: Range<u64>) -> Vec<T::Host> {
-        let at = |(row, column): (u64, u64)| T::host(self.b[(row * self.sizes.n + column) as usize]);
+    pub fn weight<T: Number>(&self, transpose_b: bool, rows: Range<u64>, columns: Range<u64>) -> Vec<T> {
+        let at = |(row, column): (u64, u64)| T::from_f32(self.b[(row * self.sizes.n + column) as usize] as f32);
         if transpose_b {
             return columns.flat_map(|column| rows.clone().map(move |row| (row, column))).map(at).collect();
         }
         rows.flat_map(|row| columns.clone().map(move |column| (row, column))).map(at).collect()
     }
+}
+
+/// Numbers that elements hold.
+fn numbers<T: Number>(seed: u64, len: u64) -> Vec<f64> {
+    values(seed, len).into_iter().map(|value| T::from_f32(value.to_f32()).to_f32().into()).collect()
 }
 
 /// The equal share of a rank, the last ones shorter.
@@ -80,8 +89,8 @@ impl Part {
         self.rows.clone().flat_map(move |row| self.columns.clone().map(move |column| (row * width + column) as usize))
     }
 
-    pub fn of<T: Element>(&self, matrix: &[f64], width: u64) -> Vec<T::Host> {
-        self.places(width).map(|at| T::host(matrix[at])).collect()
+    pub fn of<T: Number>(&self, matrix: &[f64], width: u64) -> Vec<T> {
+        self.places(width).map(|at| T::from_f32(matrix[at] as f32)).collect()
     }
 }
 
