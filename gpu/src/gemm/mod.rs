@@ -66,7 +66,7 @@ pub use epilogue::{EPILOGUE_ROWS, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs}
 pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
-pub use gathering::{ByRows, BySum, Gathering, Keeping, Summing};
+pub use gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
@@ -137,7 +137,17 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept: None, old, shape, fusion, division: split });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
+        a,
+        b,
+        d,
+        kept: None,
+        input: None,
+        old,
+        shape,
+        fusion,
+        division: split,
+    });
 }
 
 fn grid<

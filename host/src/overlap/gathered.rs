@@ -12,7 +12,7 @@ use super::config::{AllGatherConfig, Gathers, Method};
 use super::memory::{Inner, OverlapMemory, PLACES};
 use super::products::ShardProducts;
 use super::schedule::{Schedule, banded};
-use super::table::{GatherOperands, GatheredKernel, Instance, Order, Waiting};
+use super::table::{Beside, GatherOperands, GatheredKernel, GeluInput, Instance, Order, Waiting};
 use crate::choice::Entry;
 use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished, wgmma_of};
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
@@ -89,6 +89,8 @@ struct Operands<'a, T, O> {
     weight: DeviceView<'a, T>,
     scales: Option<[DeviceView<'a, f32>; 2]>,
     bias: Option<DeviceView<'a, O>>,
+    /// At which a fused kernel takes the derivative of GELU.
+    read: Option<DeviceView<'a, O>>,
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
@@ -115,8 +117,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let work = match (choice.method, choice.tile) {
             (Method::Fused, Some(tile)) => {
                 let [m_major, n_major] = product.majors();
-                let (by_sum, keeps) = (config.gathers != Gathers::Rows, config.keeps_input);
-                let kernel = GatheredKernel { by_sum, keeps, tile, m_major, n_major };
+                let (by_sum, input) = (config.gathers != Gathers::Rows, config.input_of_fused::<T, O>(&product));
+                let kernel = GatheredKernel { by_sum, input, tile, m_major, n_major };
                 let kernel = (Entry::find(T::GATHERED, &kernel)?.load)(&runtime)?;
                 kernel.prepare(&device)?;
                 let ([rows, columns], cluster) = tile.size();
@@ -181,7 +183,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     }
 
     /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. A fused kernel [keeps](AllGatherConfig::keeps_input) the input of
-    /// GELU itself; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
+    /// GELU itself, and takes the derivative itself of bf16 where neither operand is transposed; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
     ///
     /// # Errors
     /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or a kept matrix that begins at no multiple of 16 bytes.
@@ -229,11 +231,13 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
         let (result, input) = (d.access("d"), epilogue.kept.as_ref().map(|kept| kept.access("kept")));
-        // A fused kernel keeps the input of GELU itself.
-        let kept = if self.choice.method == Method::Fused { epilogue.kept.take() } else { None };
+        // A fused kernel keeps the input of GELU itself, and may take the derivative itself.
+        let fused = (self.choice.method == Method::Fused).then(|| self.config.input_of_fused::<T, O>(&self.product));
+        let kept = if fused == Some(GeluInput::Kept) { epilogue.kept.take() } else { None };
+        let read = if fused == Some(GeluInput::Read) { epilogue.input.take() } else { None };
         // SAFETY: what follows is enqueued by `GatheredProduct::run` alone, after the product of the call.
         let Unfinished { config, bias, d, following } = unsafe { epilogue.part::<T>(stream, self.product, d) }?;
-        let operands = Operands { config, weight, scales, bias };
+        let operands = Operands { config, weight, scales, bias, read };
         let [first, second] = [0, 1].map(|place| self.bind_place(stream, place, operands, kept.as_ref(), &d));
         let products = [first?, second?];
         // SAFETY: what `d` and `kept` lend is lent on, to be read: between the calls, which need the product that lends it for themselves.
@@ -256,7 +260,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         // only reference to both, and each call is after the one before it.
         let again = |of: BufferAccess<'a>| unsafe { DeviceViewMut::from_raw(of.address, length, of.owner) };
         let d = || again(target);
-        let Operands { config, weight, scales, bias } = operands;
+        let Operands { config, weight, scales, bias, read } = operands;
         let matrices = |gathered, d| match self.config.gathers {
             Gathers::Rows | Gathers::SumOfA => Matrices { a: gathered, b: weight, scales, bias, d },
             Gathers::SumOfB => Matrices { a: weight, b: gathered, scales, bias, d },
@@ -283,7 +287,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     first,
                     margin,
                 };
-                Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()), kept.map(again), None)?)
+                {
+                    let beside = Beside { kept: kept.map(again), input: read, parts: None };
+                    Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()), beside)?)
+                }
             }
             Work::Chunked(products) => {
                 let GemmConfig { n, k, .. } = self.product;

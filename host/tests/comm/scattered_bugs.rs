@@ -231,7 +231,7 @@ impl Side<'_> {
         let args = GemmGatheredArgs {
             a: rows[round as usize].view(),
             b: weight.view(),
-            stored: StoredArgument { d: map.view_mut(), kept: None },
+            stored: StoredArgument { d: map.view_mut(), kept: None, input: None },
             old: old.view_mut(),
             shape: Shape { m: M as u32, n: N as u32, k: K as u32 },
             fusion: FusionArgument { bias: Some(memory.bias.view()), a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },

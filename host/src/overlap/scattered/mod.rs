@@ -25,7 +25,7 @@ use super::choice::Rates;
 use super::config::Method;
 use super::memory::{Inner, OverlapMemory, PLACES};
 use super::schedule::banded;
-use super::table::{Instance, Order, Waiting};
+use super::table::{Beside, Instance, Order, Waiting};
 use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished};
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
 
@@ -311,7 +311,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let order = Order { tiles, flags, extent, sources, slab: 1, first: 0, margin };
         let of_source = |rows: u64| u64::from(sources) * rows * n;
         let parts = self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows));
-        self.own.bind(stream, config, order, matrices, None, Some(parts))
+        self.own.bind(stream, config, order, matrices, Beside { kept: None, input: None, parts: Some(parts) })
     }
 }
 
