@@ -133,6 +133,7 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     gemm::GEMM,
     gemm::GEMM_ANY,
     gemm::GEMM_BLOCKS,
+    gemm::GEMM_EPILOGUE,
     gemm::GEMM_GATHERED,
     gemm::GEMM_GROUPED,
     gemm::GEMM_PORTABLE,

@@ -15,6 +15,7 @@
 //! | `expected` | what these have to be |
 //! | `reduced` | a rank's products whose sum all ranks get |
 //! | `scattered` | a rank's products whose rows are scattered |
+//! | `part` | a rank's part of either |
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
@@ -28,6 +29,7 @@ mod gate;
 mod gathered;
 mod member;
 mod messages;
+mod part;
 mod plan;
 mod process;
 mod products;

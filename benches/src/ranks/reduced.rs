@@ -2,12 +2,9 @@
 //!
 //! Everything is made before the ranks meet at the gate: memory, kernels, expected results. What borrows it is bound once a round, before the gate too.
 
-use std::time::Instant;
-
 use anyhow::{Context, Result, bail, ensure};
 use half::bf16 as Half;
 use oxtile::comm::{Communicator, HostRank, NcclCommunicator, ReduceOp, Team};
-use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllReduceConfig, AllReduceMemory, AllReduceMethod, GemmAllReduce, Global, OverlapMemory, ReducedProduct};
 use oxtile::runtime::Bound;
@@ -18,8 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Times;
 use super::gate::Gate;
-use super::gathered::{STEP, Sizes, pattern, values};
+use super::gathered::Sizes;
 use super::member::DEADLINE;
+use super::part::{Part, Room, check, times};
 
 /// How a product is done whose sum all ranks get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,21 +54,13 @@ pub fn config([m, n, k]: Sizes, method: Option<AllReduceMethod>) -> AllReduceCon
 }
 
 pub struct Reduced {
-    runtime: Runtime,
-    compute: Stream,
-    out: Stream,
-    pattern: Vec<Half>,
-    sizes: Sizes,
-    local: GemmConfig,
-    gemm: Gemm<bf16, bf16>,
-    a: Buffer<bf16>,
-    weight: Buffer<bf16>,
+    part: Part,
     /// This rank's part of the sum, which NCCL sums in place.
     whole: Buffer<bf16>,
     /// The methods that were asked for, whose results were compared.
     methods: Vec<(AllReduceMethod, GemmAllReduce<bf16, bf16>)>,
-    /// Dropped before the arena is closed, whose memory it uses.
-    room: Option<(AllReduceMemory, Arena)>,
+    /// Dropped after what uses it.
+    room: Room<AllReduceMemory>,
 }
 
 /// What one call is.
@@ -82,53 +72,32 @@ enum Side<'a> {
 
 impl Reduced {
     pub fn new(rank: &HostRank, runtime: &Runtime, backend: BackendName, sizes: Sizes) -> Result<Self> {
-        let (compute, out, world, me) = (rank.device().stream()?, rank.device().urgent_stream()?, rank.world(), rank.rank().index());
-        let (config, pattern) = (config(sizes, None), pattern());
-        let (local, parts, result) = (config.product(world)?, config.bytes::<bf16, bf16>(world)?, config.result_bytes::<bf16>()?);
-        ensure!(local.m.is_multiple_of(world.get().into()), "{sizes:?}: ranks have equal rows here");
+        let (world, config) = (rank.world(), config(sizes, None));
+        let part = Part::new(rank, runtime, sizes, config.product(world)?)?;
+        let (parts, result) = (config.bytes::<bf16, bf16>(world)?, config.result_bytes::<bf16>()?);
         // Beside parts and result, a mailbox for small sums.
         let bytes = 2 * parts + result + (u64::from(world.get()) << 20);
         let arena = Arena::open(rank, ArenaOptions { backend, bytes, deadline: DEADLINE, ..ArenaOptions::default() })?;
         let member = Team::all(world).member(rank.rank()).context("every rank is of the world")?;
-        let memory = AllReduceMemory::take(&OverlapMemory::take(&arena, &member, parts, &out)?, result)?;
-        let of = |number: usize, count: u64| Buffer::from_slice(&compute, &values(&pattern, number * STEP, count));
-        let reduced = Self {
-            runtime: runtime.clone(),
-            sizes,
-            local,
-            gemm: Gemm::new(runtime, local)?,
-            a: of(2 * me as usize, local.m * local.k)?,
-            weight: of(2 * me as usize + 1, local.n * local.k)?,
-            whole: Buffer::uninitialised(&compute, local.m * local.n)?,
-            methods: Vec::new(),
-            room: Some((memory, arena)),
-            compute,
-            out,
-            pattern,
-        };
-        reduced.compute.synchronize()?;
+        let memory = AllReduceMemory::take(&OverlapMemory::take(&arena, &member, parts, &part.out)?, result)?;
+        let whole = Buffer::uninitialised(&part.compute, part.local.m * part.local.n)?;
+        let reduced = Self { whole, methods: Vec::new(), room: Room::new(arena, memory), part };
+        reduced.part.compute.synchronize()?;
         Ok(reduced)
     }
 
     pub fn is_of(&self, sizes: Sizes) -> bool {
-        self.sizes == sizes
+        self.part.sizes == sizes
     }
 
-    /// Times calls, after one that is not timed: the ranks begin together, where it ends. Where a rank fails, the others wait for it until the deadline.
+    /// Times calls, after those that are not timed.
     pub fn round(&mut self, by: By, calls: u64, rank: &HostRank, comm: Option<&NcclCommunicator>, gate: &Gate) -> Result<Times> {
         if let Some(method) = by.method() {
             self.make(method, rank, gate)?;
         }
-        let (compute, room) = (self.compute.clone(), self.room.as_ref().map(|(_, arena)| arena.clone()));
+        let (compute, arena) = (self.part.compute.clone(), self.room.open()?.1.clone());
         let mut side = gate.after(DEADLINE, || self.bind(by, comm))?;
-        let settle = || -> Result<()> { Ok(room.as_ref().context("it was opened")?.ticket(&compute)?.wait()?) };
-        gate.after(DEADLINE, || side.call(&compute).and_then(|()| settle()))?;
-        side.call(&compute)?;
-        let (begin, start) = (Instant::now(), compute.record()?);
-        (0..calls).try_for_each(|_| side.call(&compute))?;
-        let end = compute.record()?;
-        settle()?;
-        Ok(Times { wall: begin.elapsed().as_secs_f64() * 1e3, device: end.elapsed_since(&start)?.as_secs_f64() * 1e3, ..Times::default() })
+        times(&compute, &arena, calls, gate, |stream| side.call(stream))
     }
 
     /// Makes the product by a method, once, and compares its results: of a call, and of a graph of the call that is replayed.
@@ -136,8 +105,8 @@ impl Reduced {
         if self.methods.iter().any(|(made, _)| *made == method) {
             return Ok(());
         }
-        let Self { compute, out, sizes, a, weight, methods, room, .. } = &mut *self;
-        let Some((memory, arena)) = room else { bail!("it was opened") };
+        let Self { part: Part { compute, out, sizes, a, weight, .. }, methods, room, .. } = &mut *self;
+        let (memory, arena) = room.open()?;
         let made = gate.after(DEADLINE, || Ok(GemmAllReduce::<bf16, bf16>::new(memory, compute, config(*sizes, Some(method)))?))?;
         let mut bound = gate.after(DEADLINE, || Ok(made.bind(compute, a.view(), weight.view(), None)?))?;
         let settle = || -> Result<()> { Ok(arena.ticket(compute)?.wait()?) };
@@ -160,41 +129,16 @@ impl Reduced {
 
     /// Compares all rows of a result with the sum, within bounds.
     fn check(&self, found: &[Half], method: AllReduceMethod, rank: &HostRank) -> Result<()> {
-        let (ranks, n) = (u64::from(rank.world().get()), self.local.n);
-        let rows = self.local.m / ranks;
-        for shard in 0..ranks {
-            let found = &found[(shard * rows * n) as usize..((shard + 1) * rows * n) as usize];
-            // NaN is wrong too.
-            let is_right = |(found, [sum, bound]): (&Half, &[f32; 2])| (found.to_f32() - sum).abs() <= *bound;
-            let expected = self.expected(shard, rows, ranks)?;
-            if let Some(at) = found.iter().zip(&expected).position(|both| !is_right(both)) {
-                let ([sum, bound], found, sizes) = (expected[at], found[at], self.sizes);
-                bail!("{method:?} of {sizes:?} on {}: element {at} of shard {shard} is {found}, not {sum} within {bound}", rank.rank());
-            }
+        let (sizes, len) = (self.part.sizes, (self.part.rows() * self.part.local.n) as usize);
+        for shard in 0..u64::from(rank.world().get()) {
+            let found = &found[shard as usize * len..(shard as usize + 1) * len];
+            check(|| format!("{method:?} of {sizes:?} on {}, shard {shard}", rank.rank()), found, &self.part.expected(shard)?)?;
         }
         Ok(())
     }
 
-    /// Rows of the sum, each element with a bound: the products of all ranks in `f32`. Parts are rounded, and so is the result.
-    fn expected(&self, shard: u64, rows: u64, ranks: u64) -> Result<Vec<[f32; 2]>> {
-        let Self { runtime, compute, local, pattern, .. } = self;
-        let gemm = Gemm::<bf16, f32>::new(runtime, GemmConfig { m: rows, ..*local })?;
-        let mut sums = vec![[0.0_f32; 2]; (rows * local.n) as usize];
-        for of in 0..ranks as usize {
-            let a = values(pattern, 2 * of * STEP + (shard * rows * local.k) as usize, rows * local.k);
-            let weight = values(pattern, (2 * of + 1) * STEP, local.n * local.k);
-            let (a, weight) = (Buffer::from_slice(compute, &a)?, Buffer::from_slice(compute, &weight)?);
-            let mut part = Buffer::<f32>::uninitialised(compute, rows * local.n)?;
-            gemm.run(compute, a.view(), weight.view(), None, part.view_mut())?;
-            for ([sum, size], part) in sums.iter_mut().zip(part.to_vec(compute)?) {
-                (*sum, *size) = (*sum + part, *size + part.abs());
-            }
-        }
-        Ok(sums.into_iter().map(|[sum, size]| [sum, (size + sum.abs()) / 256.0 + 1e-3]).collect())
-    }
-
     fn bind<'a>(&'a mut self, by: By, comm: Option<&'a NcclCommunicator>) -> Result<Side<'a>> {
-        let Self { compute, gemm, a, weight, whole, methods, .. } = self;
+        let Self { part: Part { compute, gemm, a, weight, .. }, whole, methods, .. } = self;
         if let Some(method) = by.method() {
             let (_, made) = methods.iter().find(|(made, _)| *made == method).context("it was made")?;
             return Ok(Side::Reduced(made.bind(compute, a.view(), weight.view(), None)?));
@@ -224,16 +168,5 @@ impl Side<'_> {
             }
         }
         Ok(())
-    }
-}
-
-impl Drop for Reduced {
-    fn drop(&mut self) {
-        self.methods.clear();
-        if let Some((memory, arena)) = self.room.take() {
-            drop(memory);
-            // An arena that cannot be closed keeps its memory, until the process ends.
-            let _ = arena.close().map(|closing| closing.finish());
-        }
     }
 }

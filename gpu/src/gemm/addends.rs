@@ -13,7 +13,7 @@ use super::PART;
 use super::arrival::Gathered;
 
 /// Columns from a thread's pair to its next one.
-const PAIR: u32 = 8;
+pub(super) const PAIR: u32 = 8;
 /// Pairs of columns whose loads are in flight together: the registers hold them beside the tile.
 const TOGETHER: usize = 16;
 

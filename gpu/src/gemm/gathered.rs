@@ -21,7 +21,7 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use super::arrival::Gathered;
 use super::division::Division;
-use super::gathering::{ByRows, BySum, Gathering, Keeping, Summing};
+use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
 use super::order::TileList;
 use super::split::Split;
 use super::tensors::Tensors;
@@ -35,6 +35,8 @@ pub struct Stored<O: Pod, const WIDTH: usize> {
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     /// The input of the activation, by a gathering that [keeps](Keeping) it.
     pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
+    /// The matrix at which a gathering takes the [derivative](Deriving) of GELU, of the size of the result.
+    pub input: Option<Global<O>>,
 }
 
 /// The tiles of a list, none of them split, and what they wait for.
@@ -49,6 +51,7 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     type Arrival = G::Arrival;
     type Addends = G::Addends;
     const KEEPS: bool = G::KEEPS;
+    const DERIVES: bool = G::DERIVES;
 
     #[inline(always)]
     #[track_caller]
@@ -73,7 +76,7 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 }
 
 /// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored
-/// too, rounded, and the result is the activation of what is stored.
+/// too, rounded, and the result is the activation of what is stored. Where the gathering takes the [derivative](Deriving) of GELU, the rounded product is multiplied by it.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false, true])]
@@ -84,6 +87,7 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Keeping<ByRows>], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Deriving<ByRows>], M_MAJOR = [false], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
 pub fn gemm_gathered<
@@ -105,9 +109,9 @@ pub fn gemm_gathered<
     fusion: Fusion<O>,
     gathered: Gathered,
 ) {
-    let Stored { d, kept } = stored;
+    let Stored { d, kept, input } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept, input, old, shape, fusion, division });
 }
 
 fn grid<
@@ -137,6 +141,12 @@ fn grid<
     let is_kept = args.stored.kept.is_some();
     LaunchError::check_limit("stored.kept", is_kept.into(), G::KEEPS.into())?;
     LaunchError::check_at_least("stored.kept", G::KEEPS.into(), is_kept.into())?;
+    let reads = args.stored.input.is_some();
+    LaunchError::check_limit("stored.input", reads.into(), G::DERIVES.into())?;
+    LaunchError::check_at_least("stored.input", G::DERIVES.into(), reads.into())?;
+    if let Some(input) = args.stored.input {
+        LaunchError::check_length("stored.input", u64::from(m) * u64::from(n), input.len())?;
+    }
     LaunchError::check_length("gathered.tiles", rows * columns, gathered.tiles.len())?;
     if rows * columns == 0 {
         return Ok(Grid::x(0));

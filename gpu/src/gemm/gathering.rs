@@ -16,6 +16,8 @@ pub trait Gathering: Copy + 'static {
     type Addends: Addends;
     /// Whether the input of the activation is kept.
     const KEEPS: bool = false;
+    /// Whether the rounded product is multiplied by the derivative of GELU at a matrix.
+    const DERIVES: bool = false;
     /// Whether the same product of other ranks is added: a matrix a source, in place of `D` as it was.
     const ADDS: bool = false;
 
@@ -119,6 +121,30 @@ impl<G: Gathering> Gathering for Keeping<G> {
     type Arrival = G::Arrival;
     type Addends = G::Addends;
     const KEEPS: bool = true;
+
+    #[inline(always)]
+    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {
+        G::arrival(gathered, shape, depth)
+    }
+
+    #[inline(always)]
+    fn addends(gathered: Gathered) -> G::Addends {
+        G::addends(gathered)
+    }
+
+    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
+        G::check(gathered, shape, steps)
+    }
+}
+
+/// As `G`, and the rounded product is multiplied by the derivative of GELU at a matrix, which was there before the kernel began.
+#[derive(Clone, Copy)]
+pub struct Deriving<G>(PhantomData<G>);
+
+impl<G: Gathering> Gathering for Deriving<G> {
+    type Arrival = G::Arrival;
+    type Addends = G::Addends;
+    const DERIVES: bool = true;
 
     #[inline(always)]
     fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {

@@ -47,7 +47,17 @@ pub fn gemm_grouped<
     sizes: Global<u32>,
 ) {
     let division = Groups::<BY_SUM> { sizes, weights: weights::<BY_SUM, N_MAJOR>(shape) };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept: None, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
+        a,
+        b,
+        d,
+        kept: None,
+        input: None,
+        old,
+        shape,
+        fusion,
+        division,
+    });
 }
 
 /// Rows of a group's weights as they are stored: of `D` by the sum, else of `B`.

@@ -27,6 +27,7 @@
 //! | `gathered`, `gathering` | the kernel of what arrives while it runs; what arrives: a compile-time policy |
 //! | `grouped`, `groups` | the kernel of groups, each of which has a product of its own; their order |
 //! | `fusion` | what is fused after the product |
+//! | `epilogue` | the kernel of what follows a product that is stored |
 //! | `portable`, `panels` | 16-bit operands of any shape on any GPU; how they are copied and read |
 //! | `any` | matrices of any strides, without tensor cores |
 //! | `blocks` | the kernel of FP8 codes with a scale for every block |
@@ -42,6 +43,7 @@ mod any;
 mod arrival;
 mod blocks;
 mod division;
+mod epilogue;
 mod fusion;
 mod gathered;
 mod gathering;
@@ -60,10 +62,11 @@ mod tile_shape;
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs};
+pub use epilogue::{EPILOGUE_ROWS, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs};
 pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
-pub use gathering::{ByRows, BySum, Gathering, Keeping, Summing};
+pub use gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
@@ -134,7 +137,17 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept: None, old, shape, fusion, division: split });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
+        a,
+        b,
+        d,
+        kept: None,
+        input: None,
+        old,
+        shape,
+        fusion,
+        division: split,
+    });
 }
 
 fn grid<

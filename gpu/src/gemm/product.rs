@@ -9,7 +9,7 @@ use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use super::addends::Addends;
 use super::arrival::Arrival;
 use super::division::Division;
-use super::fusion::{Fusion, gelu_of};
+use super::fusion::{Fusion, gelu_of, multiply_by_slopes};
 use super::order::WorkOrder;
 use super::place::Place;
 use super::stage::Stage;
@@ -62,7 +62,7 @@ where
         O: StoredElement,
         W: Division<RANK>,
     {
-        let Tensors { d, kept, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
+        let Tensors { d, kept, input, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
         let (mut ring, mut addends) = (shared.ring.consumer(), division.addends());
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
@@ -114,6 +114,13 @@ where
                 }
             } else {
                 fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
+            }
+            if W::DERIVES
+                && let Some(input) = input
+            {
+                // As a product that is stored before it is multiplied.
+                tile.map(|x| O::from_f32(x).to_f32());
+                multiply_by_slopes(&mut tile, input, [end, *n], [first + origin[0], origin[1]]);
             }
             epilogue::store(d, work.place.d(origin), &tile, shared.staging.tile(number), number);
         }

@@ -14,6 +14,8 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
     /// Where the input of the activation is kept, by a division that keeps it.
     pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>>,
+    /// The matrix at which a division that takes it has the derivative of GELU.
+    pub input: Option<Global<O>>,
     pub old: GlobalMut<O>,
     pub shape: Shape,
     pub fusion: Fusion<O>,

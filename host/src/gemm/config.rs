@@ -33,6 +33,21 @@ pub enum Activation {
     Identity,
     /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
     Gelu,
+    /// The product, rounded, times the derivative of GELU at a matrix that is bound as [`Epilogue::input`](super::Epilogue::input): the gradient of that matrix, of a product that is the gradient of
+    /// its GELU. Of the products whose binding takes an [`Epilogue`](super::Epilogue).
+    GeluGradient,
+}
+
+impl Activation {
+    /// Why a product whose binding takes no [`Epilogue`](super::Epilogue) does not have it, if it does not.
+    pub(crate) fn check_alone(self) -> Result<(), String> {
+        match self {
+            Self::Identity | Self::Gelu => Ok(()),
+            Self::GeluGradient => Err("GeluGradient reads a matrix, which only Gemm, AllGatherGemm and GemmReduceScatter take: \
+                                       take Identity, and `activation::Backward<Gelu>` after the product"
+                .to_owned()),
+        }
+    }
 }
 
 impl Default for GemmConfig {

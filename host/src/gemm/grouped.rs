@@ -125,6 +125,7 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
             return Ok(Choice { decision, kernel: None, why, refused: Vec::new() });
         }
         wgmma?;
+        config.activation.check_alone()?;
         if k == 0 {
             return Err("k is 0: nothing is multiplied".to_owned());
         }

@@ -7,6 +7,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config` | what is computed |
+//! | `epilogue` | what a binding adds: bias, kept inputs, gradients of biases |
 //! | `choice` | which kernel a product takes, and why |
 //! | `plan` | how a product is divided among the multiprocessors, and how long that takes |
 //! | `table` | the kernels of each pair of elements |
@@ -40,6 +41,7 @@ mod any;
 mod blocks;
 mod choice;
 mod config;
+mod epilogue;
 mod grouped;
 mod plan;
 mod portable;
@@ -50,6 +52,8 @@ mod wgmma;
 pub(crate) use choice::wgmma_of;
 pub use choice::{GemmKernel, GemmTile};
 pub use config::{Activation, GemmConfig};
+pub use epilogue::Epilogue;
+pub(crate) use epilogue::Unfinished;
 pub use grouped::GroupedGemm;
 pub use plan::GemmPlan;
 pub use product::Gemm;

@@ -7,6 +7,7 @@ use oxtile_tile::num::Pod;
 
 use super::choice::GemmKernel;
 use super::config::GemmConfig;
+use super::epilogue::{Epilogue, Unfinished};
 use super::plan::GemmPlan;
 use super::table::{AnyInstance, GemmOperands};
 use crate::choice::{Choice, Entry};
@@ -101,7 +102,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<Bound<'a>> {
-        self.bind_matrices(stream, Matrices { a, b, scales: None, bias, d })
+        self.bind_epilogue(stream, (a, b), None, Epilogue::of_bias(bias), d)
     }
 
     /// As [`bind`](Self::bind), with a factor of each operand in device memory, one element each: the product is multiplied by both.
@@ -116,11 +117,40 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<Bound<'a>> {
-        self.bind_matrices(stream, Matrices { a, b, scales: Some(scales), bias, d })
+        self.bind_epilogue(stream, (a, b), Some(scales), Epilogue::of_bias(bias), d)
+    }
+
+    /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. What is kept or read of the epilogue, and the gradient of a bias, are launches after the
+    /// product.
+    ///
+    /// # Errors
+    /// As [`bind_scaled`](Self::bind_scaled); [`Error::Invalid`] for an epilogue that does not fit the configuration, with what to do.
+    pub fn bind_epilogue<'a>(
+        &'a self,
+        stream: &Stream,
+        (a, b): (DeviceView<'a, T::A>, DeviceView<'a, T::B>),
+        scales: Option<[DeviceView<'a, f32>; 2]>,
+        epilogue: Epilogue<'a, O>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<Bound<'a>> {
+        epilogue.check("Gemm", &self.config)?;
+        Error::check_length("Gemm, d", numel(&[self.config.m, self.config.n])?, d.len())?;
+        // SAFETY: the two are one operation, of which the product comes first.
+        let Unfinished { config, bias, d, following } = unsafe { epilogue.part::<T>(stream, self.config, d) }?;
+        let product = self.bind_as(stream, config, Matrices { a, b, scales, bias, d })?;
+        Ok(match following {
+            Some(following) => Bound::in_turn(vec![product, following]),
+            None => product,
+        })
     }
 
     pub(crate) fn bind_matrices<'a>(&'a self, stream: &Stream, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
-        let GemmConfig { m, n, k, .. } = self.config;
+        self.bind_as(stream, self.config, matrices)
+    }
+
+    /// Binds matrices to a product of another activation.
+    fn bind_as<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
+        let GemmConfig { m, n, k, .. } = config;
         let Matrices { a, b, bias, d, .. } = &matrices;
         let sizes = [("Gemm, a", [m, k], a.len()), ("Gemm, b", [k, n], b.len()), ("Gemm, d", [m, n], d.len())];
         for (what, shape, found) in sizes {
@@ -130,7 +160,7 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
             Error::check_length("Gemm, bias", n, bias.len())?;
         }
         match &self.instance {
-            Some(instance) => instance.bind(stream, self.config, self.plan, matrices),
+            Some(instance) => instance.bind(stream, config, self.plan, matrices),
             None => Ok(Bound::in_turn(Vec::new())),
         }
     }

@@ -1,16 +1,17 @@
 //! The kernels of each pair of elements.
 
-use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmGrouped, GemmPortable, TileShape};
+use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmEpilogue, GemmGrouped, GemmPortable, TileShape};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::choice::{BLOCKS_TILE, GemmKernel, GemmTile};
 use super::config::GemmConfig;
+use super::epilogue::EpilogueKernel;
 use super::grouped::GroupedInstance;
 use super::plan::GemmPlan;
 use super::product::Matrices;
 use crate::choice::{Entry, Table};
-use crate::runtime::{Bound, Result, Stream};
+use crate::runtime::{Bound, Result, Runtime, Stream};
 
 /// Operands whose product is of `O`: an element of both, or a pair of those of `A` and of `B`, such as `(e4m3, e5m2)`.
 pub trait GemmOperands<O: 'static>: 'static {
@@ -32,6 +33,10 @@ pub trait GemmOperands<O: 'static>: 'static {
     /// The kernels of groups.
     #[doc(hidden)]
     const GROUPED: Table<GemmKernel, AnyGrouped<Self, O>> = &[];
+
+    /// Loads the kernel of what follows a product that is stored.
+    #[doc(hidden)]
+    fn epilogue(runtime: &Runtime) -> Result<Box<dyn EpilogueKernel<O>>>;
 }
 
 /// A loaded kernel for operands `T`.
@@ -76,6 +81,10 @@ macro_rules! operands {
             const KERNELS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$($table),*];
             $(const BLOCKS: Table<GemmKernel, AnyInstance<Self, $o>> = &[$blocks];)?
             $(const GROUPED: Table<GemmKernel, AnyGrouped<Self, $o>> = &[$grouped];)?
+
+            fn epilogue(runtime: &Runtime) -> Result<Box<dyn EpilogueKernel<$o>>> {
+                Ok(Box::new(runtime.load::<GemmEpilogue<$o>>()?))
+            }
         }
     )* };
 }
@@ -162,4 +171,17 @@ operands! {
     (e5m2, e4m3): e5m2 e4m3, bf16: wgmma!(e5m2 e4m3 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
     (e4m3, e5m2): e4m3 e5m2, f32: wgmma!(e4m3 e5m2 128, f32 32: Tile128x256 [false false]);
     (e5m2, e4m3): e5m2 e4m3, f32: wgmma!(e5m2 e4m3 128, f32 32: Tile128x256 [false false]);
+}
+
+#[cfg(test)]
+mod tests {
+    use oxtile_kernels::KERNELS;
+
+    /// What follows a product is a kernel of its own, or a value at run time: a policy of it would double these.
+    #[test]
+    fn the_kernels_of_products_stay_few() {
+        let count = |name| KERNELS.iter().find(|family| family.name == name).map_or(0, |family| family.instances.len());
+        let [plain, gathered] = ["gemm", "gemm_gathered"].map(count);
+        assert!(plain > 0 && gathered > 0 && plain + gathered <= 64, "{plain} plain kernels and {gathered} that wait");
+    }
 }

@@ -24,8 +24,8 @@ pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
     /// This member's shard in each place, where shards are rows.
     shards: Option<[Buffer<T>; PLACES]>,
     products: [Product<'a>; PLACES],
-    /// The activation, where the product leaves its input and is not fused.
-    activation: Option<Bound<'a>>,
+    /// What of the epilogue is not fused.
+    following: Option<Bound<'a>>,
     /// Where the gathered operand is kept.
     kept: Option<&'a mut Buffer<T>>,
     /// The call that the shard was handed out for.
@@ -37,7 +37,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         of: &'a AllGatherGemm<T, O>,
         (result, input): (DeviceView<'a, O>, Option<DeviceView<'a, O>>),
         products: [Product<'a>; PLACES],
-        activation: Option<Bound<'a>>,
+        following: Option<Bound<'a>>,
     ) -> Result<Self> {
         let (inner, schedule) = (&of.memory.0, &of.schedule);
         let own = schedule.shard(inner.member.rank().index());
@@ -48,7 +48,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
         let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
-        Ok(Self { of, result, input, shards, products, activation, kept: None, given: None })
+        Ok(Self { of, result, input, shards, products, following, kept: None, given: None })
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -196,8 +196,8 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
                 }
             }
         }
-        if let Some(activation) = &mut self.activation {
-            activation.run(compute)?;
+        if let Some(following) = &mut self.following {
+            following.run(compute)?;
         }
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;

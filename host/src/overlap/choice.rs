@@ -4,10 +4,10 @@ use std::fmt;
 
 use super::config::{AllGatherConfig, Cut, Gathers, Method};
 use super::schedule::Schedule;
-use super::table::{GatherOperands, GatheredKernel};
+use super::table::{GatherOperands, GatheredKernel, GeluInput};
 use crate::choice::Entry;
 use crate::comm::WorldSize;
-use crate::gemm::{GemmConfig, GemmTile};
+use crate::gemm::{Activation, GemmConfig, GemmTile};
 use crate::runtime::{Device, Error, Result};
 use crate::symmetric::PutOrder;
 
@@ -135,7 +135,7 @@ impl AllGatherConfig {
         let invalid = |why: String| Error::Invalid { what: "AllGatherConfig", why };
         self.overlap.check(rates.multiprocessors).map_err(invalid)?;
         let product = self.product(ranks)?;
-        self.check_kept::<O>(&product).map_err(invalid)?;
+        self.check_kept().map_err(invalid)?;
         self.check_format::<T>().map_err(invalid)?;
         if let Some(format) = self.format {
             format.parts(self.gathered())?;
@@ -259,13 +259,29 @@ impl AllGatherConfig {
         Schedule::new(ranks.get(), self.gathered(), [self.shards_are_rows(), by_sum], cut, T::STEP)
     }
 
+    /// What fused kernels do with the input of GELU: they take the derivative themselves where one of this layout does.
+    pub(super) fn input_of_fused<T: GatherOperands<O>, O: 'static>(&self, product: &GemmConfig) -> GeluInput {
+        let ([m_major, n_major], by_sum) = (product.majors(), self.gathers != Gathers::Rows);
+        let reads = |entry: &Entry<GatheredKernel, _>| {
+            entry.decision == GatheredKernel { by_sum, input: GeluInput::Read, m_major, n_major, ..entry.decision }
+        };
+        if self.keeps_input {
+            GeluInput::Kept
+        } else if self.activation == Activation::GeluGradient && T::GATHERED.iter().copied().flatten().any(reads) {
+            GeluInput::Read
+        } else {
+            GeluInput::Unseen
+        }
+    }
+
     /// The fused kernels that take the product, or why there is none.
     fn find_fused<T: GatherOperands<O>, O: 'static>(&self, product: &GemmConfig) -> Result<Vec<(GemmTile, &'static str)>, String> {
         let [m_major, n_major] = product.majors();
         product.takes_wgmma::<T, O>()?;
         let by_sum = self.gathers != Gathers::Rows;
+        let input = self.input_of_fused::<T, O>(product);
         let of = |tile| {
-            let decision = GatheredKernel { by_sum, keeps: self.keeps_input, tile, m_major, n_major };
+            let decision = GatheredKernel { by_sum, input, tile, m_major, n_major };
             Entry::find(T::GATHERED, &decision).ok().map(|entry| (tile, entry.name))
         };
         let found: Vec<_> = GemmTile::ALL.into_iter().filter_map(of).collect();
@@ -276,7 +292,7 @@ impl AllGatherConfig {
         if found.is_empty() {
             let how = if by_sum { "gathered along the sum" } else { "gathered by rows" };
             let kept = if self.keeps_input { ", its input of GELU kept" } else { "" };
-            let is_such = |entry: &&Entry<GatheredKernel, _>| (entry.decision.by_sum, entry.decision.keeps) == (by_sum, self.keeps_input);
+            let is_such = |entry: &&Entry<GatheredKernel, _>| (entry.decision.by_sum, entry.decision.input) == (by_sum, input);
             let mut layouts: Vec<_> = T::GATHERED.iter().copied().flatten().filter(is_such).map(|entry| entry.decision.layout()).collect();
             layouts.sort_unstable();
             layouts.dedup();

@@ -104,8 +104,8 @@ pub struct AllGatherConfig {
     pub beta: f32,
     /// What comes last.
     pub activation: Activation,
-    /// Whether the input of the activation is kept, as it is stored, for its gradient: [`bind_keeping`](super::AllGatherGemm::bind_keeping) then takes where. The result is the activation of
-    /// what is stored. For bf16 results, with [`Activation::Gelu`], without `beta`, and with a multiple of 8 columns a rank. The times of the model leave it out.
+    /// Whether the input of the activation is kept, as it is stored, for its gradient: an [`Epilogue`](crate::gemm::Epilogue) then has [`kept`](crate::gemm::Epilogue::kept) when it is
+    /// [bound](super::AllGatherGemm::bind_epilogue). The result is the activation of what is stored. With [`Activation::Gelu`], without `beta`. The times of the model leave it out.
     pub keeps_input: bool,
     /// The format in which the operand travels, to be dequantized where it arrives ([`QuantizedAllGatherGemm`](super::QuantizedAllGatherGemm)); none: its elements do. For rows of `A`.
     pub format: Option<GatheredFormat>,
@@ -138,19 +138,14 @@ impl AllGatherConfig {
         self.sizes.local(ranks, split)
     }
 
-    /// Why the input of the activation cannot be kept, in a product of one rank, if it is to be.
-    pub(super) fn check_kept<O: 'static>(&self, product: &GemmConfig) -> Result<(), String> {
-        let GemmConfig { n, beta, activation, .. } = *product;
+    /// Why the input of the activation cannot be kept, if it is to be.
+    pub(super) fn check_kept(&self) -> Result<(), String> {
         if !self.keeps_input {
             Ok(())
-        } else if activation == Activation::Identity {
+        } else if self.activation != Activation::Gelu {
             Err("nothing comes after the product whose input could be kept: take Activation::Gelu, or leave keeps_input".to_owned())
-        } else if TypeId::of::<O>() != TypeId::of::<bf16>() {
-            Err("the input of GELU is kept of bf16 results: take Activation::Identity, and GELU after the product".to_owned())
-        } else if beta != 0.0 {
-            Err(format!("beta is {beta}: it is 0 where the input of GELU is kept"))
-        } else if !n.is_multiple_of(8) {
-            Err(format!("n is {n} on each rank, no multiple of 8, as GELU alone asks for where its input is kept: pad it"))
+        } else if self.beta != 0.0 {
+            Err(format!("beta is {}: it is 0 where the input of GELU is kept", self.beta))
         } else {
             Ok(())
         }
@@ -170,7 +165,7 @@ impl AllGatherConfig {
                 "the input of GELU is kept of operands that travel as they are, not of {format}: take Activation::Identity, and GELU after the product"
             ))
         } else {
-            Ok(())
+            self.activation.check_alone()
         }
     }
 

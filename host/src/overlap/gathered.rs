@@ -1,12 +1,10 @@
 //! All-gather and product as one operation.
 
 use std::fmt;
-use std::marker::PhantomData;
 
-use oxtile_kernels::activation::{Activate, ActivateArgs, Forward, Gelu};
 use oxtile_kernels::gemm::PRESENT;
 use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
-use oxtile_tile::num::{Pod, bf16};
+use oxtile_tile::num::Pod;
 
 use super::call::GatheredProduct;
 use super::choice::{OverlapChoice, Rates};
@@ -14,10 +12,10 @@ use super::config::{AllGatherConfig, Gathers, Method};
 use super::memory::{Inner, OverlapMemory, PLACES};
 use super::products::ShardProducts;
 use super::schedule::{Schedule, banded};
-use super::table::{GatherOperands, GatheredKernel, Instance, Order, Waiting};
+use super::table::{Beside, GatherOperands, GatheredKernel, GeluInput, Instance, Order, Waiting};
 use crate::choice::Entry;
-use crate::gemm::{Activation, Gemm, GemmConfig, Matrices, wgmma_of};
-use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
+use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished, wgmma_of};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 
 /// A product of which one operand is gathered from all members of a team: the copies to the others and the product overlap.
 ///
@@ -71,8 +69,6 @@ pub struct AllGatherGemm<T: GatherOperands<O>, O: 'static> {
     pub(super) schedule: Schedule,
     product: GemmConfig,
     work: Work<T, O>,
-    /// GELU alone, after a product that keeps its input and is not fused.
-    activate: Option<Loaded<Activate<Forward<Gelu>, bf16>>>,
     /// The gathered operand in each place.
     pub(super) places: [Buffer<T>; PLACES],
     number: u64,
@@ -86,12 +82,15 @@ enum Work<T: GatherOperands<O>, O: 'static> {
     Sequential(Gemm<T, O>),
 }
 
-/// What is multiplied, but for the gathered operand.
+/// What is multiplied, but for the gathered operand, and what is computed of it.
 #[derive(Clone, Copy)]
 struct Operands<'a, T, O> {
+    config: GemmConfig,
     weight: DeviceView<'a, T>,
     scales: Option<[DeviceView<'a, f32>; 2]>,
     bias: Option<DeviceView<'a, O>>,
+    /// At which a fused kernel takes the derivative of GELU.
+    read: Option<DeviceView<'a, O>>,
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
@@ -112,15 +111,14 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let choice = config.choose_where::<T, O>(ranks, &rates, wgmma_of(device.capability()))?;
         let (schedule, product) = (config.schedule::<T, O>(ranks, choice.cut), config.product(ranks)?);
         let runtime = device.runtime();
-        // What is not fused leaves its result where the input of the activation is kept.
-        let alone = if config.keeps_input { GemmConfig { activation: Activation::Identity, ..product } } else { product };
-        let activate = if config.keeps_input && choice.method != Method::Fused { Some(runtime.load()?) } else { None };
-        activate.iter().try_for_each(|activate| Loaded::prepare(activate, &device))?;
+        // A plain product neither keeps nor reads a matrix: an activation that does follows it.
+        let follows = config.keeps_input || config.activation == Activation::GeluGradient;
+        let alone = if follows { GemmConfig { activation: Activation::Identity, ..product } } else { product };
         let work = match (choice.method, choice.tile) {
             (Method::Fused, Some(tile)) => {
                 let [m_major, n_major] = product.majors();
-                let (by_sum, keeps) = (config.gathers != Gathers::Rows, config.keeps_input);
-                let kernel = GatheredKernel { by_sum, keeps, tile, m_major, n_major };
+                let (by_sum, input) = (config.gathers != Gathers::Rows, config.input_of_fused::<T, O>(&product));
+                let kernel = GatheredKernel { by_sum, input, tile, m_major, n_major };
                 let kernel = (Entry::find(T::GATHERED, &kernel)?.load)(&runtime)?;
                 kernel.prepare(&device)?;
                 let ([rows, columns], cluster) = tile.size();
@@ -144,7 +142,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let note = format!("{config:?} of {elements} into {results} in {:?}, cut {cut:?}, puts {order:?}", inner.member.team());
         inner.arena.note(&inner.operation(number), &note)?;
         let (memory, places) = (memory.clone(), [0, 1].map(|place| inner.place(place, len)));
-        Ok(Self { memory, config, choice, schedule, product, work, activate, places, number, note })
+        Ok(Self { memory, config, choice, schedule, product, work, places, number, note })
     }
 
     /// The method, and why.
@@ -165,7 +163,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
-        self.bind_operands("AllGatherGemm::bind", stream, Operands { weight, scales: None, bias }, None, d)
+        self.bind_as("AllGatherGemm::bind", stream, (weight, None), Epilogue::of_bias(bias), d)
     }
 
     /// As [`bind`](Self::bind), with a factor of each operand in device memory, one element each, that of `A` first: the product is multiplied by both. What the
@@ -181,81 +179,70 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
-        self.bind_operands("AllGatherGemm::bind_scaled", stream, Operands { weight, scales: Some(scales), bias }, None, d)
+        self.bind_as("AllGatherGemm::bind_scaled", stream, (weight, Some(scales)), Epilogue::of_bias(bias), d)
     }
 
-    /// As [`bind`](Self::bind), with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any, of a product that
-    /// [keeps the input of its activation](AllGatherConfig::keeps_input): each call writes it to `kept`, which has the size of the result.
+    /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. A fused kernel [keeps](AllGatherConfig::keeps_input) the input of
+    /// GELU itself, and takes the derivative itself of bf16 where neither operand is transposed; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); [`Error::Invalid`] for a configuration that keeps nothing, or a matrix that begins at no multiple of 16 bytes.
-    pub fn bind_keeping<'a>(
+    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or a kept matrix that begins at no multiple of 16 bytes.
+    pub fn bind_epilogue<'a>(
         &'a self,
         stream: &Stream,
         weight: DeviceView<'a, T>,
         scales: Option<[DeviceView<'a, f32>; 2]>,
-        bias: Option<DeviceView<'a, O>>,
-        kept: DeviceViewMut<'a, O>,
+        epilogue: Epilogue<'a, O>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
-        self.bind_operands("AllGatherGemm::bind_keeping", stream, Operands { weight, scales, bias }, Some(kept), d)
+        self.bind_as("AllGatherGemm::bind_epilogue", stream, (weight, scales), epilogue, d)
     }
 
-    fn bind_operands<'a>(
+    fn bind_as<'a>(
         &'a self,
         bind: &'static str,
         stream: &Stream,
-        operands: Operands<'a, T, O>,
-        mut kept: Option<DeviceViewMut<'a, O>>,
-        mut d: DeviceViewMut<'a, O>,
+        (weight, scales): (DeviceView<'a, T>, Option<[DeviceView<'a, f32>; 2]>),
+        mut epilogue: Epilogue<'a, O>,
+        d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
         let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
-        if self.config.keeps_input != kept.is_some() {
-            let why = match kept {
-                Some(_) => "the configuration keeps no input of an activation: set keeps_input, or take AllGatherGemm::bind",
-                None => "the configuration keeps the input of its activation: AllGatherGemm::bind_keeping takes where",
+        if self.config.keeps_input != epilogue.kept.is_some() {
+            let why = match epilogue.kept {
+                Some(_) => "the configuration keeps no input of an activation: set keeps_input, or take no Epilogue::kept",
+                None => "the configuration keeps the input of its activation: bind_epilogue takes where, as Epilogue::kept",
             };
             return Err(Error::Invalid { what: bind, why: why.to_owned() });
         }
-        let (what, weight) = match self.config.gathers {
+        let (what, len) = match self.config.gathers {
             Gathers::Rows | Gathers::SumOfA => ("AllGatherGemm::bind, b", k * n),
             Gathers::SumOfB => ("AllGatherGemm::bind, a", m * k),
         };
-        Error::check_length(what, weight, operands.weight.len())?;
+        Error::check_length(what, len, weight.len())?;
         Error::check_length("AllGatherGemm::bind, d", m * n, d.len())?;
-        if let Some(kept) = &kept {
-            Error::check_length("AllGatherGemm::bind_keeping, kept", m * n, kept.len())?;
-            let matrices = [("kept", kept.access("kept").address), ("d", d.access("d").address)];
+        epilogue.check(bind, &self.product)?;
+        if let Some(kept) = &epilogue.kept {
+            let matrices = [("kept", kept.address()), ("d", d.address())];
             if let Some((name, address)) = matrices.into_iter().find(|(_, address)| !address.is_multiple_of(16)) {
                 let why = format!("`{name}` begins at {address:#x}, no multiple of 16 bytes");
                 return Err(Error::Invalid { what: bind, why });
             }
         }
-        if let Some(bias) = operands.bias {
-            Error::check_length("AllGatherGemm::bind, bias", n, bias.len())?;
-        }
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
-        let products = [0, 1].map(|place| self.bind_place(stream, place, operands, kept.as_mut(), &mut d));
-        let [first, second] = products;
+        let (result, input) = (d.access("d"), epilogue.kept.as_ref().map(|kept| kept.access("kept")));
+        // A fused kernel keeps the input of GELU itself, and may take the derivative itself.
+        let fused = (self.choice.method == Method::Fused).then(|| self.config.input_of_fused::<T, O>(&self.product));
+        let kept = if fused == Some(GeluInput::Kept) { epilogue.kept.take() } else { None };
+        let read = if fused == Some(GeluInput::Read) { epilogue.input.take() } else { None };
+        // SAFETY: what follows is enqueued by `GatheredProduct::run` alone, after the product of the call.
+        let Unfinished { config, bias, d, following } = unsafe { epilogue.part::<T>(stream, self.product, d) }?;
+        let operands = Operands { config, weight, scales, bias, read };
+        let [first, second] = [0, 1].map(|place| self.bind_place(stream, place, operands, kept.as_ref(), &d));
         let products = [first?, second?];
-        let result = d.access("d");
-        let input = kept.as_mut().map(|kept| kept.access("kept"));
-        let activation = self.activate.as_ref().zip(input).map(|(activate, input)| {
-            Bound::new(move |stream| {
-                // SAFETY: both are bf16 matrices of the result's size, as was checked when the operation was made; the product that lends them for itself is enqueued before, by the same
-                // call.
-                let (input, output) = unsafe {
-                    (DeviceView::from_raw(input.address, m * n, input.owner), DeviceViewMut::from_raw(result.address, m * n, result.owner))
-                };
-                activate.launch(stream, ActivateArgs { input, gradient: None, output, columns: n, marker: PhantomData })
-            })
-        });
-        // SAFETY: as of the result below.
-        let input = input.map(|input| unsafe { DeviceView::from_raw(input.address, m * n, input.owner) });
-        // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the product that lends it for themselves.
-        let result = unsafe { DeviceView::from_raw(result.address, d.len(), result.owner) };
-        GatheredProduct::new(self, (result, input), products, activation)
+        // SAFETY: what `d` and `kept` lend is lent on, to be read: between the calls, which need the product that lends it for themselves.
+        let lent = |of: BufferAccess<'a>| unsafe { DeviceView::from_raw(of.address, m * n, of.owner) };
+        GatheredProduct::new(self, (lent(result), input.map(lent)), products, following)
     }
 
     /// The product in one place.
@@ -264,17 +251,16 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         stream: &Stream,
         place: usize,
         operands: Operands<'a, T, O>,
-        kept: Option<&mut DeviceViewMut<'a, O>>,
-        d: &mut DeviceViewMut<'a, O>,
+        kept: Option<&DeviceViewMut<'a, O>>,
+        d: &DeviceViewMut<'a, O>,
     ) -> Result<Product<'a>> {
         let (gathered, length) = (self.places[place].view(), d.len());
-        let (result, input) = (d.access("d"), kept.map(|kept| kept.access("kept")));
+        let (target, kept) = (d.access("d"), kept.map(|kept| kept.access("kept")));
         // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `GatheredProduct::run`, which has the
         // only reference to both, and each call is after the one before it.
         let again = |of: BufferAccess<'a>| unsafe { DeviceViewMut::from_raw(of.address, length, of.owner) };
-        // What is not fused leaves its result where the input of the activation is kept.
-        let d = || again(if self.activate.is_some() { input.unwrap_or(result) } else { result });
-        let Operands { weight, scales, bias } = operands;
+        let d = || again(target);
+        let Operands { config, weight, scales, bias, read } = operands;
         let matrices = |gathered, d| match self.config.gathers {
             Gathers::Rows | Gathers::SumOfA => Matrices { a: gathered, b: weight, scales, bias, d },
             Gathers::SumOfB => Matrices { a: weight, b: gathered, scales, bias, d },
@@ -301,7 +287,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     first,
                     margin,
                 };
-                Product::Fused(kernel.bind(stream, self.product, order, matrices(gathered, d()), input.map(again), None)?)
+                {
+                    let beside = Beside { kept: kept.map(again), input: read, parts: None };
+                    Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()), beside)?)
+                }
             }
             Work::Chunked(products) => {
                 let GemmConfig { n, k, .. } = self.product;

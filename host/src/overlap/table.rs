@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use oxtile_kernels::gemm::{
-    self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, Keeping, StoredArgument, TileShape,
+    self, ByRows, BySum, Deriving, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, Keeping, StoredArgument, TileShape,
 };
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::WaitsArgument;
@@ -31,14 +31,37 @@ pub trait GatherOperands<O: 'static>: GemmElement<O> {
 pub struct GatheredKernel {
     /// Whether the operand is gathered along the sum, and not by rows of `A`.
     pub by_sum: bool,
-    /// Whether the input of the activation is kept.
-    pub keeps: bool,
+    /// What it does with the input of GELU.
+    pub input: GeluInput,
     /// The tile of a block.
     pub tile: GemmTile,
     /// Whether rows of `A` lie along `m`, and not along `k`.
     pub m_major: bool,
     /// Whether rows of `B` lie along `n`, and not along `k`.
     pub n_major: bool,
+}
+
+/// What a kernel does with the input of GELU.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeluInput {
+    /// Nothing.
+    Unseen,
+    /// It is stored.
+    Kept,
+    /// The product is multiplied by the derivative there.
+    Read,
+}
+
+/// Matrices beside a product, by a kernel that takes them.
+#[doc(hidden)]
+pub struct Beside<'a, O> {
+    /// Where the input of GELU is kept.
+    pub kept: Option<DeviceViewMut<'a, O>>,
+    /// At which the derivative of GELU is taken.
+    pub input: Option<DeviceView<'a, O>>,
+    /// Parts that are added.
+    pub parts: Option<Buffer<O>>,
 }
 
 impl GatheredKernel {
@@ -54,15 +77,14 @@ pub trait Instance<T, O>: Send + Sync {
     /// Loads it on the device.
     fn prepare(&self, device: &Device) -> Result<()>;
 
-    /// `kept` is where the input of the activation is kept, by a kernel that keeps it; `parts` are what is added, by a kernel that adds.
+    /// Binds matrices.
     fn bind<'a>(
         &'a self,
         stream: &Stream,
         config: GemmConfig,
         order: Order<'a>,
         matrices: Matrices<'a, T, T, O>,
-        kept: Option<DeviceViewMut<'a, O>>,
-        parts: Option<Buffer<O>>,
+        beside: Beside<'a, O>,
     ) -> Result<Waiting<'a>>;
 }
 
@@ -102,8 +124,7 @@ where
         config: GemmConfig,
         order: Order<'a>,
         matrices: Matrices<'a, T, T, O>,
-        kept: Option<DeviceViewMut<'a, O>>,
-        mut parts: Option<Buffer<O>>,
+        Beside { kept, input, mut parts }: Beside<'a, O>,
     ) -> Result<Waiting<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
         let mut kept = kept.map(|kept| TensorMapMut::new(stream, kept, [config.m, config.n])).transpose()?;
@@ -116,18 +137,18 @@ where
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
             let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
             let old = parts.as_mut().map_or(old, Buffer::view_mut);
-            let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut) };
+            let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut), input };
             self.launch(stream, GemmGatheredArgs { a, b, stored, old, shape, fusion, gathered, marker: PhantomData })
         }))
     }
 }
 
-/// Entries: elements, sizes of steps and stores, and for each kind of gather, by the sum or not, keeping or not, and tile its layouts.
+/// Entries: elements, sizes of steps and stores, and for each kind of gather, by the sum or not, what it does with the input of GELU, and tile its layouts.
 macro_rules! gathered {
-    ($t:ident $depth:literal, $o:ident $width:literal: $([$gathering:ty] $by_sum:literal $keeps:literal $tile:ident $([$m_major:literal $n_major:literal])*),*) => {
+    ($t:ident $depth:literal, $o:ident $width:literal: $([$gathering:ty] $by_sum:literal $input:ident $tile:ident $([$m_major:literal $n_major:literal])*),*) => {
         impl GatherOperands<$o> for $t {
             const GATHERED: Table<GatheredKernel, Box<dyn Instance<Self, $o>>> = &[&[$($(Entry {
-                decision: GatheredKernel { by_sum: $by_sum, keeps: $keeps, tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
+                decision: GatheredKernel { by_sum: $by_sum, input: GeluInput::$input, tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
                 name: <GemmGathered<$t, $t, $depth, $o, $width, gemm::$tile, $gathering, $m_major, $n_major> as Kernel>::INFO.name,
                 tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
                 load: |runtime| {
@@ -140,12 +161,13 @@ macro_rules! gathered {
 }
 
 gathered!(bf16 64, bf16 64:
-    [ByRows] false false Tile128x256 [false false] [false true] [true false] [true true],
-    [ByRows] false false Tile128x128 [false false] [false true],
-    [Keeping<ByRows>] false true Tile128x256 [false false] [false true],
-    [BySum] true false Tile128x256 [false false] [false true] [true true]);
-gathered!(bf16 64, f32 32: [BySum] true false Tile128x256 [true true]);
+    [ByRows] false Unseen Tile128x256 [false false] [false true] [true false] [true true],
+    [ByRows] false Unseen Tile128x128 [false false] [false true],
+    [Keeping<ByRows>] false Kept Tile128x256 [false false] [false true],
+    [Deriving<ByRows>] false Read Tile128x256 [false true],
+    [BySum] true Unseen Tile128x256 [false false] [false true] [true true]);
+gathered!(bf16 64, f32 32: [BySum] true Unseen Tile128x256 [true true]);
 gathered!(f16 64, f16 64:
-    [ByRows] false false Tile128x256 [false false] [false true] [true false] [true true],
-    [BySum] true false Tile128x256 [true true]);
-gathered!(e4m3 128, bf16 64: [ByRows] false false Tile128x256 [false false]);
+    [ByRows] false Unseen Tile128x256 [false false] [false true] [true false] [true true],
+    [BySum] true Unseen Tile128x256 [true true]);
+gathered!(e4m3 128, bf16 64: [ByRows] false Unseen Tile128x256 [false false]);

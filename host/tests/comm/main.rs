@@ -11,7 +11,9 @@
 //! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `reduced` | products whose sum all ranks get |
-//! | `scattered` | products whose sum is shared and whose rows are scattered |
+//! | `rounds` | rounds of calls of either, for both |
+//! | `scattered`, `scattered_bugs` | products whose sum is shared and whose rows are scattered; planted bugs |
+//! | `epilogues` | what follows products of ranks |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
@@ -20,7 +22,7 @@
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
-//! | `context_example`, `sharded_example` | the programs of the examples |
+//! | `context_example`, `sharded_example`, `tensor_parallel_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
@@ -29,7 +31,7 @@
 //! | `gradient_ranks` | ranks with gradients, and what they are to find |
 //! | `failures`, `threads`, `waits`, `late_flags`, `deadlocks` | failures of a host, a thread, waits without an arena, flags that do not come, and the rules of kernels that wait |
 //! | `timeline` | what is recorded of ranks |
-//! | `values`, `support` | operands; what the tests share |
+//! | `values`, `whole_product`, `support` | operands; a product over all ranks in float64; what the tests share |
 
 mod arenas;
 mod batch;
@@ -54,6 +56,7 @@ mod context_tensors;
 mod contiguous;
 mod deadlocks;
 mod declared;
+mod epilogues;
 mod exchange;
 mod failures;
 mod flags;
@@ -80,9 +83,11 @@ mod overlap_requirements;
 mod overlap_usage;
 mod places;
 mod reduced;
+mod rounds;
 mod rows;
 mod sanitizer;
 mod scattered;
+mod scattered_bugs;
 mod schedules;
 mod sharded;
 mod sharded_calls;
@@ -97,8 +102,10 @@ mod shards;
 mod support;
 mod symmetric;
 mod teams;
+mod tensor_parallel_example;
 mod threads;
 mod timeline;
 mod values;
 mod waits;
 mod whole_attention;
+mod whole_product;

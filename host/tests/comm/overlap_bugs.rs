@@ -190,7 +190,7 @@ impl Side<'_> {
         let args = GemmGatheredArgs {
             a: places[place].view(),
             b: weight.view(),
-            stored: StoredArgument { d: d.view_mut(), kept: None },
+            stored: StoredArgument { d: d.view_mut(), kept: None, input: None },
             old,
             shape: Shape { m, n: N as u32, k: K as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },

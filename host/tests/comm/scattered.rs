@@ -5,15 +5,15 @@ use std::time::Duration;
 use half::bf16 as Half;
 use oxtile::comm::WorldSize;
 use oxtile::gemm::{Activation, Gemm, GemmConfig};
-use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
-use oxtile::num::{bf16, f16};
-use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig, ScatterOperands};
+use oxtile::num::bf16;
+use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig};
 use oxtile::symmetric::ArenaOptions;
-use oxtile::{Buffer, Error, Graph, PinnedBuffer, Result, Runtime, Stream};
+use oxtile::{Buffer, Error, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
 use crate::overlap::{self, Calls, ROUNDS, by, cut, member};
 use crate::overlap_calls::Ranks;
+use crate::rounds::{Bound, rounds};
 use crate::support::seeds;
 use crate::values::values;
 
@@ -127,8 +127,7 @@ impl Case {
 
     fn compare(&self, expected: &[Vec<Vec<u16>>]) -> Result<()> {
         let Self { ranks, config, calls, seed } = *self;
-        let all = Arenas::with(ranks, seed, options());
-        let (copy, n) = (all.world.runtime.load::<CopyWords>()?, config.sizes.n);
+        let (all, n) = (Arenas::with(ranks, seed, options()), config.sizes.n);
         let mut sides = Vec::new();
         for (i, arena) in all.arenas.iter().enumerate() {
             let (out, compute) = (all.world.ranks[i].device().urgent_stream()?, all.stream(i).clone());
@@ -142,41 +141,17 @@ impl Case {
             sides.push(Side { out, compute, scatter, a, weight, bias, d });
         }
         let mut bound = Vec::new();
-        let mut operands = Vec::new();
         for Side { out, compute, scatter, a, weight, bias, d } in &mut sides {
-            // SAFETY: the operand is written by copies on the stream of the calls, between them.
-            operands.push(unsafe { Buffer::<bf16>::borrow_raw(&compute.device(), a.address(), a.len()) }?);
-            bound.push((out, &*compute, scatter.bind(compute, a.view(), weight.view(), Some(bias.view()), d.view_mut())?));
+            let product = scatter.bind(compute, a.view(), weight.view(), Some(bias.view()), d.view_mut())?;
+            bound.push(Bound::new([out, compute], product, a)?);
         }
-        let mut graphs = Vec::new();
-        for (out, compute, product) in bound.iter_mut().filter(|_| calls != Calls::Eager) {
-            let count = if calls == Calls::Mixed { 2 } else { 1 };
-            graphs.push(Graph::capture(&[compute, out], || (0..count).try_for_each(|_| product.run(compute)))?);
-        }
-        let mut found: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
-        for round in 0..ROUNDS {
-            for (i, (_, compute, product)) in bound.iter_mut().enumerate() {
-                operands[i].copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &self.a(i as u32, round))?)?;
-                if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {
-                    graphs[i].replay(compute)?;
-                } else {
-                    product.run(compute)?;
-                }
-                let mut kept = Buffer::<u32>::named(compute, "kept", product.result().len() / 2)?;
-                copy.launch(compute, CopyWordsArgs { source: product.result().cast(), target: kept.view_mut() })?;
-                found[i].push(kept);
+        let found = rounds(&all, bound, calls, |rank, round| self.a(rank, round))?;
+        for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
+            for (round, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert!(found == expected, "{self:?}, rank {rank}, round {round}");
             }
         }
-        for (i, (_, compute, _)) in bound.iter().enumerate() {
-            all.arenas[i].ticket(compute)?.wait()?;
-            for (round, kept) in found[i].iter().enumerate() {
-                let words = kept.to_vec(compute)?;
-                let found: Vec<u16> = words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
-                assert!(found == expected[i][round], "{self:?}, rank {i}, round {round}");
-            }
-        }
-        drop((bound, graphs));
-        drop((found, operands, sides));
+        drop(sides);
         all.close();
         Ok(())
     }
@@ -236,64 +211,6 @@ fn the_order_of_arrival_changes_no_bit() {
     }
 }
 
-/// Bias, factor and GELU of whole sums, once: all elements against float64.
-#[test]
-fn what_follows_comes_once_after_the_whole_sum() -> Result<()> {
-    follows::<bf16, Half>(2, values, Half::to_f64, 1.0 / 256.0)?;
-    follows::<bf16, Half>(4, values, Half::to_f64, 1.0 / 256.0)?;
-    let of = |seed, len| values(seed, len).into_iter().map(|value| half::f16::from_f32(value.to_f32())).collect();
-    follows::<f16, half::f16>(2, of, half::f16::to_f64, 1.0 / 2048.0)
-}
-
-fn follows<T, H>(ranks: u32, values: impl Fn(u64, u64) -> Vec<H>, of: impl Fn(H) -> f64 + Copy, rounding: f64) -> Result<()>
-where
-    T: ScatterOperands<T> + oxtile::num::Pod,
-    H: oxtile::runtime::HostElement<Device = T> + Copy,
-{
-    let (m, n, k, alpha) = (90_u64, 24_u64, 64 * u64::from(ranks), 0.125);
-    let sizes = Global { m, n, k };
-    let config =
-        ReduceScatterConfig { alpha, activation: Activation::Gelu, method: Some(Method::Fused), ..ReduceScatterConfig::new(sizes) };
-    let (all, world) = (Arenas::with(ranks, 5, options()), WorldSize::new(ranks).unwrap());
-    let (mut made, bias) = (Vec::new(), values(77, n));
-    for (i, arena) in all.arenas.iter().enumerate() {
-        let out = all.world.ranks[i].device().urgent_stream()?;
-        let memory = OverlapMemory::take(arena, &member(&all, i), config.bytes::<T, T>(world)?, &out)?;
-        made.push(GemmReduceScatter::<T, T>::new(&memory, all.stream(i), config)?);
-    }
-    let operands: Vec<_> =
-        (0..u64::from(ranks)).map(|i| (values(i, m * (k / u64::from(ranks))), values(50 + i, n * (k / u64::from(ranks))))).collect();
-    let mut results = Vec::new();
-    for (i, scatter) in made.iter().enumerate() {
-        let (stream, (a, b)) = (all.stream(i), &operands[i]);
-        let rows = (m - (i as u64 * m.div_ceil(ranks.into())).min(m)).min(m.div_ceil(ranks.into()));
-        let (a, b, bias) = (Buffer::from_slice(stream, a)?, Buffer::from_slice(stream, b)?, Buffer::from_slice(stream, &bias)?);
-        let mut d = Buffer::<T>::uninitialised(stream, rows * n)?;
-        scatter.bind(stream, a.view(), b.view(), Some(bias.view()), d.view_mut())?.run(stream)?;
-        results.push(d);
-    }
-    let each = (k / u64::from(ranks)) as usize;
-    for (i, d) in results.iter().enumerate() {
-        all.arenas[i].ticket(all.stream(i))?.wait()?;
-        let first = i as u64 * m.div_ceil(ranks.into());
-        for (at, found) in d.to_vec_as::<H>(all.stream(i))?.into_iter().enumerate() {
-            let (row, column) = (first as usize + at / n as usize, at % n as usize);
-            let (mut sum, mut size) = (0.0, 0.0);
-            for (a, b) in &operands {
-                let terms = (0..each).map(|k| of(a[row * each + k]) * of(b[k * n as usize + column]));
-                let part: f64 = terms.sum();
-                (sum, size) = (sum + part, size + part.abs());
-            }
-            let x = f64::from(alpha) * sum + of(bias[column]);
-            let gelu = x / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh());
-            // Parts are rounded, and so is the result; GELU stretches no distance by more than 1.13.
-            let bound = 1.2 * rounding * (f64::from(alpha) * size) + rounding * gelu.abs() + 1e-3;
-            assert!((of(found) - gelu).abs() <= bound, "{ranks} ranks, row {row}, column {column}: {} for {gelu}", of(found));
-        }
-    }
-    Ok(())
-}
-
 /// A rank that does not call is named, with the chunk that does not come, by each method.
 #[test]
 fn a_rank_that_does_not_call_is_named() -> Result<()> {
@@ -323,11 +240,12 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 fn other_operations_on_other_ranks_are_refused() -> Result<()> {
     let first = config(Method::Fused, 1, [72, 32, 144]);
     // A field more is a member more of this list.
-    let ReduceScatterConfig { sizes: _, transpose_b: _, alpha: _, activation: _, method: _, panels: _, margin: _ } = first;
+    let ReduceScatterConfig { sizes: _, transpose_b: _, alpha: _, beta: _, activation: _, method: _, panels: _, margin: _ } = first;
     let others = [
         ReduceScatterConfig { sizes: Global { m: 80, ..first.sizes }, ..first },
         ReduceScatterConfig { transpose_b: true, ..first },
         ReduceScatterConfig { alpha: 2.0, ..first },
+        ReduceScatterConfig { beta: 1.0, ..first },
         ReduceScatterConfig { activation: Activation::Gelu, ..first },
         ReduceScatterConfig { method: Some(Method::Sequential), ..first },
         ReduceScatterConfig { panels: Some(2), ..first },

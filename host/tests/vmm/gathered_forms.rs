@@ -1,7 +1,7 @@
 //! Gathered products whose input of GELU is kept, and those whose operand is gathered as codes and scales.
 
 use half::bf16 as Half;
-use oxtile::gemm::{Activation, Gemm, GemmConfig};
+use oxtile::gemm::{Activation, Epilogue, Gemm, GemmConfig};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatherFormat, GatheredFormat, Global, Method, QuantizedAllGatherGemm};
@@ -62,7 +62,8 @@ fn keeping(side: &Side, config: AllGatherConfig) -> Result<()> {
     let weight = Buffer::from_slice(compute, &values(side.rank.index().into(), k * product.n))?;
     let gather = AllGatherGemm::<bf16, bf16>::new(&side.memory, compute, config)?;
     let (mut input, mut d) = (Buffer::<bf16>::zeros(compute, len)?, Buffer::<bf16>::zeros(compute, len)?);
-    let mut bound = gather.bind_keeping(compute, weight.view(), None, None, input.view_mut(), d.view_mut())?;
+    let epilogue = Epilogue { kept: Some(input.view_mut()), ..Epilogue::default() };
+    let mut bound = gather.bind_epilogue(compute, weight.view(), None, epilogue, d.view_mut())?;
     let copy: Loaded<CopyWords> = runtime.load()?;
     // Of both calls: the input, and the result.
     let mut found: Vec<Buffer<u32>> = (0..4).map(|_| Buffer::zeros(compute, len / 2)).collect::<Result<_>>()?;

@@ -72,6 +72,10 @@ impl<G: Arriving> Arriving for Keeping<G> {
     const BY_SUM: bool = G::BY_SUM;
 }
 
+impl<G: Arriving> Arriving for Deriving<G> {
+    const BY_SUM: bool = G::BY_SUM;
+}
+
 /// A chunk: the place of its flag in the list, and where it lies.
 pub struct Chunk {
     pub place: u32,
@@ -168,6 +172,8 @@ pub struct Product<T, O> {
     pub d: Buffer<O>,
     /// Where the input of the activation is kept.
     pub kept: Buffer<O>,
+    /// At which the derivative of GELU is taken: what the result was.
+    input: Buffer<O>,
     tiles: Buffer<u32>,
     listed: Buffer<u32>,
 }
@@ -282,6 +288,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
             bias: of(&values.bias)?,
             d: of(&values.old)?,
             kept: Buffer::uninitialised(compute, values.old.len() as u64)?,
+            input: of(&values.old)?,
             tiles: Buffer::from_slice(compute, &tiles::<S>(job))?,
             listed: Buffer::from_slice(compute, &listed)?,
         };
@@ -310,6 +317,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let d = self.d.view_mut();
         let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::new(compute, d, [m64, n64])?;
+        let input = G::DERIVES.then(|| self.input.view());
         let mut kept = if G::KEEPS { Some(TensorMapMut::new(compute, self.kept.view_mut(), [m64, n64])?) } else { None };
         // SAFETY: the map `d` holds the only view of this memory. The kernel reads an element as it was before it stores that element, in the same warpgroup.
         let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
@@ -318,10 +326,10 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let args = GemmGatheredArgs {
             a: a.view(),
             b: b.view(),
-            stored: StoredArgument { d: d.view_mut(), kept: kept.as_mut().map(TensorMapMut::view_mut) },
+            stored: StoredArgument { d: d.view_mut(), kept: kept.as_mut().map(TensorMapMut::view_mut), input },
             old,
             shape: Shape { m, n, k },
-            fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused },
+            fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused && !G::DERIVES },
             gathered: GatheredArgument {
                 tiles: self.tiles.view(),
                 flags: self.listed.view(),

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmKernel, GemmOperands, GemmPlan, GemmTile};
+use oxtile::gemm::{Activation, Epilogue, Gemm, GemmConfig, GemmKernel, GemmOperands, GemmPlan, GemmTile};
 use oxtile::{Buffer, Result, Runtime, Stream};
 use oxtile_kernels::gemm::*;
 use oxtile_tile::arch::MatrixElement;
@@ -96,6 +96,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(Case::new(name("nn"), if what == "fused" { Size::Small } else { Size::Twin }, move |runtime| {
             keeps::<true>(runtime, &job)
         }));
+        cases.push(Case::new(format!("gemm_gathered::derived::nn::{what}"), Size::Small, move |runtime| derives(runtime, &job)));
     }
     cases.push(Case::new("gemm_gathered::divisions", Size::Large, divisions));
     cases.push(Case::new("gemm_gathered::many flags", Size::Small, |runtime| {
@@ -186,6 +187,11 @@ where
     check::<bf16, 64, bf16, 64, Tile128x256, Keeping<ByRows>, false, N_MAJOR>(runtime, GemmTile::Tile128x256, job)
 }
 
+/// The same of a kernel that takes the derivative of GELU, of `B` along N.
+fn derives(runtime: &Runtime, job: &Job) -> Outcome {
+    check::<bf16, 64, bf16, 64, Tile128x256, Deriving<ByRows>, false, true>(runtime, GemmTile::Tile128x256, job)
+}
+
 /// GELU of a result, as the kernels have it: of its product with the identity, whose sums are exact.
 fn activated<O: Output>(runtime: &Runtime, stream: &Stream, job: &Job, kept: &[O]) -> Result<Vec<O>> {
     let [m, n, _] = job.shape.map(u64::from);
@@ -225,12 +231,18 @@ fn plain<T: Operand + GemmOperands<O, A = T, B = T>, O: Output, G: Arriving>(
     let (a, b, bias) = (Buffer::from_slice(stream, &a)?, Buffer::from_slice(stream, &b)?, Buffer::from_slice(stream, bias)?);
     let mut d = Buffer::from_slice(stream, old)?;
     let [alpha, beta] = if job.fused { [0.5, -2.0] } else { [1.0, 0.0] };
-    let activation = if job.fused && !job.is_linear { Activation::Gelu } else { Activation::Identity };
+    let activation = match job.fused && !job.is_linear {
+        _ if G::DERIVES => Activation::GeluGradient,
+        true => Activation::Gelu,
+        false => Activation::Identity,
+    };
     let [m, n, k] = [m, n, padded].map(|size| size as u64);
     let config = GemmConfig { m, n, k, transpose_a: m_major, transpose_b: !n_major, alpha, beta, activation };
     let kernel = GemmKernel::Wgmma { tile, m_major, n_major };
     let plan = GemmPlan { kernel, whole: tile.count([m, n]), parts: 1, microseconds: 0.0 };
     let gemm = Gemm::<T, O>::planned(runtime, config, plan)?;
-    gemm.run(stream, a.view(), b.view(), job.fused.then(|| bias.view()), d.view_mut())?;
+    let input = if G::DERIVES { Some(Buffer::from_slice(stream, old)?) } else { None };
+    let epilogue = Epilogue { bias: job.fused.then(|| bias.view()), input: input.as_ref().map(Buffer::view), ..Epilogue::default() };
+    gemm.bind_epilogue(stream, (a.view(), b.view()), None, epilogue, d.view_mut())?.run(stream)?;
     d.to_vec(stream)
 }

@@ -148,7 +148,7 @@ where
         GemmGatheredArgs {
             a: a.view(),
             b: b.view(),
-            stored: StoredArgument { d: map.view_mut(), kept: None },
+            stored: StoredArgument { d: map.view_mut(), kept: None, input: None },
             old,
             shape: Shape { m: m32, n: n32, k: k32 },
             fusion: FusionArgument { bias: Some(bias.view()), a_scale: None, b_scale: None, alpha, beta: 0.0, gelu: false },

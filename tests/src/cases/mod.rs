@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_grouped`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `gemm_blocks` | FP8 codes with a scale for every block |
+//! | `gemm_epilogue` | what a product keeps and reads beside its result |
 //! | `gathered_product`, `gemm_gathered_limits`, `gemm_summing` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
@@ -60,6 +61,7 @@ mod fp8;
 mod gathered_product;
 mod gemm;
 mod gemm_blocks;
+mod gemm_epilogue;
 mod gemm_gathered;
 mod gemm_gathered_limits;
 mod gemm_grouped;
@@ -116,6 +118,7 @@ pub fn all() -> Vec<Case> {
         grouped_shards::cases(),
         gemm::cases(),
         gemm_blocks::cases(),
+        gemm_epilogue::cases(),
         gemm_gathered::cases(),
         gemm_summing::cases(),
         gemm_grouped::cases(),

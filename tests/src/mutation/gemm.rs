@@ -16,6 +16,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_blocks", run: gemm_blocks, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
+    Job { name: "gemm_epilogue", run: gemm_epilogue, equivalents: &[] },
     Job { name: "gemm_portable", run: gemm_portable, equivalents: STRICTER_WAIT },
 ];
 
@@ -106,6 +107,22 @@ where
     device.launch::<Gemm<bf16, bf16, 64, bf16, 64, S, false, false>>(args)?;
     // All tickets are given back.
     Ok([device.download(&d), device.download(&tickets)].concat())
+}
+
+/// In place, with sums of columns of two blocks of rows, the second of which is cut short.
+fn gemm_epilogue(device: &Device) -> Result<Vec<u32>, Outcome> {
+    const M: u64 = EPILOGUE_ROWS as u64 + 40;
+    const N: u64 = 40;
+    let (mut result, input) = (device.upload::<bf16>("result", &values(M * N)), device.upload::<bf16>("input", &values(M * N)));
+    let mut sums = device.upload::<f32>("sums", &[0; 2 * N as usize]);
+    device.launch::<GemmEpilogue<bf16>>(GemmEpilogueArgs {
+        result: result.view_mut(),
+        input: Some(input.view()),
+        sums: Some(sums.view_mut()),
+        columns: N as u32,
+        derives: true,
+    })?;
+    Ok([device.download(&result), device.download(&sums)].concat())
 }
 
 /// A whole tile, and two in parts of two blocks and of one: the stages that each way through the sum's loop gives back are used again.

@@ -119,7 +119,11 @@ fn summing(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
         GemmGatheredArgs::<bf16, bf16, 64, bf16, 64, Tile128x256, Summing, false, false> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
-            stored: StoredArgument { d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")), kept: None },
+            stored: StoredArgument {
+                d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
+                kept: None,
+                input: None,
+            },
             old: DeviceViewMut::from_raw(parts.address, parts.length, &OWNER),
             shape: Shape { m: M as u32, n: N as u32, k: K as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },
@@ -196,6 +200,7 @@ where
             stored: StoredArgument {
                 d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
                 kept: kept_map.as_ref().map(|map| DeviceTensorMapMut::from_raw(map.view().access("map"), kept.view().access("matrix"))),
+                input: None,
             },
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
             shape: Shape { m: m as u32, n: n as u32, k: k as u32 },

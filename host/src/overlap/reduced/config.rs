@@ -120,7 +120,7 @@ impl AllReduceConfig {
     /// The product and reduce-scatter that comes first.
     pub(super) fn scattered(&self, method: Method) -> ReduceScatterConfig {
         let Self { sizes, transpose_b, alpha, activation, panels, margin, .. } = *self;
-        ReduceScatterConfig { sizes, transpose_b, alpha, activation, method: Some(method), panels, margin }
+        ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(method), panels, margin }
     }
 
     /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layout, types and rates alone.
@@ -129,6 +129,7 @@ impl AllReduceConfig {
     /// [`Error::Invalid`] for sizes that the ranks do not divide, for a method that cannot do the product, or where none can, with the reasons.
     pub fn choose<T: ReduceOperands<O>, O: Summed>(&self, ranks: WorldSize, rates: &Rates) -> Result<AllReduceChoice> {
         let invalid = |why: String| Error::Invalid { what: "AllReduceConfig", why };
+        self.activation.check_alone().map_err(invalid)?;
         let (product, others) = (self.product(ranks)?, f64::from(ranks.get() - 1));
         let alone = product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0);
         let bytes = self.result_bytes::<O>()?;

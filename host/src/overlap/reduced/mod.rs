@@ -172,8 +172,8 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                 // SAFETY: the rows of each run lie apart, and the two places' products of one share them. Only the call of one of them is enqueued at a time, by the product that is made here, and all calls on
                 // the memory are in order.
                 let lent = |run: usize| unsafe { DeviceViewMut::from_raw(rows[run].address(), rows[run].len(), rows[run].owner()) };
-                let (sent, own) = scatter.bind_products(stream, a, weight, bias, lent)?;
-                By::Scattered(ScatterCall::new(scatter, sent, own, Some(Spread::new(inner, scatter.shards(), rows))))
+                let (sent, own) = scatter.bind_products(stream, (a, weight), (bias, self.config.activation), lent)?;
+                By::Scattered(ScatterCall::spreading(scatter, sent, own, Spread::new(inner, scatter.shards(), rows)))
             }
             Made::OneShot(of) => {
                 parts.arena.compare_notes(&parts.operation(of.number), of.number, &of.note, parts.others())?;

@@ -53,11 +53,12 @@ impl Spread<'_> {
         Ok(())
     }
 
-    /// Puts a run, after the work that `out` comes after already.
+    /// Puts a run, after the work that `out` comes after already. If a wait of that work was not answered, the rows are garbage, and do not leave.
     pub fn put(&self, parts: &Parts, run: usize) -> Result<()> {
         let (result, (bytes, at)) = (self.of.result(), &self.runs[run]);
         let peers = self.targets.iter().map(|to| result.peer(*to)).collect::<Result<Vec<_>>>()?;
-        let put = peers.iter().try_fold(parts.arena.batch(&parts.out), |batch, peer| batch.put(peer, bytes, 0..bytes.len(), *at))?;
+        let answered = parts.arena.batch(&parts.out).answered();
+        let put = peers.iter().try_fold(answered, |batch, peer| batch.put(peer, bytes, 0..bytes.len(), *at))?;
         let is_last = run + 1 == self.runs.len();
         let told = self.targets.iter().filter(|_| is_last);
         told.copied().try_fold(put, |batch, to| batch.set(&self.of.rows, 0, to))?.enqueue()

@@ -31,6 +31,16 @@ pub(in crate::overlap) struct ScatterCall<'a, T: ScatterOperands<O>, O: 'static>
     own: Vec<Own<'a>>,
     /// Where finished own rows go, if they are not for this rank alone.
     spread: Option<Spread<'a>>,
+    around: Around<'a>,
+}
+
+/// What comes before the products of own rows, and after them.
+#[derive(Default)]
+pub(in crate::overlap) struct Around<'a> {
+    /// Copies what the result was to the parts in each place, if it is added.
+    pub old: Option<[Bound<'a>; PLACES]>,
+    /// What of the epilogue is not fused.
+    pub following: Option<Bound<'a>>,
 }
 
 /// A product of own rows in each place, which may wait for the others' parts.
@@ -71,8 +81,14 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
 }
 
 impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
-    pub fn new(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, spread: Option<Spread<'a>>) -> Self {
-        Self { of, sent, own, spread }
+    /// Of rows that stay on this rank.
+    pub fn new(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, around: Around<'a>) -> Self {
+        Self { of, sent, own, spread: None, around }
+    }
+
+    /// Of rows that all members get.
+    pub fn spreading(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, spread: Spread<'a>) -> Self {
+        Self { spread: Some(spread), ..Self::new(of, sent, own, Around::default()) }
     }
 
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
@@ -98,7 +114,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
 
     /// One call.
     fn enqueue(&mut self, compute: &Stream, parts: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
-        let Self { of, sent, own, spread, .. } = self;
+        let Self { of, sent, own, spread, around } = self;
         let inner = &of.memory.0;
         if let Some(spread) = spread {
             spread.begin(compute)?;
@@ -110,6 +126,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             // Also after all earlier calls: FREE is not taken before those have taken theirs.
             inner.out.wait(&compute.mark()?)?;
             sent.put(inner, parts, place)?;
+        }
+        if let Some(old) = &mut around.old {
+            old[place].run(compute)?;
         }
         let is_fused = of.choice.method == Method::Fused;
         let [read, unread] = of.awaited(place, 0..of.shards.panels());
@@ -123,6 +142,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                 inner.out.wait(&compute.mark()?)?;
                 spread.put(inner, number)?;
             }
+        }
+        if let Some(following) = &mut around.following {
+            following.run(compute)?;
         }
         wait_for(inner, compute, &unread)?;
         if let Some(spread) = spread {

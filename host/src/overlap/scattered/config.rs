@@ -11,7 +11,7 @@ use crate::overlap::config::{Cut, Method};
 use crate::overlap::sizes::{Global, Split};
 use crate::runtime::{Error, Result};
 
-/// A product whose sum the ranks share, and of which each gets some rows: `D = activation(alpha * (A B) + bias)`. Begin with [`new`](Self::new).
+/// A product whose sum the ranks share, and of which each gets some rows: `D = activation(alpha * (A B) + beta * D + bias)`. Begin with [`new`](Self::new).
 ///
 /// Each rank has `k / ranks` columns of `A`, for all `m` rows, and the same rows of `B`. `m` may be any: the last ranks then get fewer rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct ReduceScatterConfig {
     pub transpose_b: bool,
     /// Factor of the whole sum.
     pub alpha: f32,
+    /// Factor of `D` as it was: 0, which leaves it unread, or `alpha`. What it was is then a part of the sum as those of other ranks are, added last in `f32`: it is copied beside them first.
+    pub beta: f32,
     /// What comes last, after the bias: of whole sums.
     pub activation: Activation,
     /// The method, [`Method::Fused`] or [`Method::Sequential`]; none: [the fastest by the model](Self::choose).
@@ -67,7 +69,7 @@ impl ReduceScatterConfig {
 
     /// The product of row-major operands, and nothing after it.
     pub fn new(sizes: Global) -> Self {
-        Self { sizes, transpose_b: false, alpha: 1.0, activation: Activation::Identity, method: None, panels: None, margin: 0 }
+        Self { sizes, transpose_b: false, alpha: 1.0, beta: 0.0, activation: Activation::Identity, method: None, panels: None, margin: 0 }
     }
 
     /// What one rank multiplies: all rows, its part of the sum.
@@ -89,13 +91,18 @@ impl ReduceScatterConfig {
     /// # Errors
     /// [`Error::TooLarge`].
     pub fn bytes<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize) -> Result<u64> {
-        let (rows, others) = (self.rows(ranks), u64::from(ranks.get() - 1));
-        let bytes = rows.checked_mul(self.sizes.n).and_then(|len| len.checked_mul(others)).and_then(|len| len.checked_mul(T::RESULT_BYTES));
+        let (rows, parts) = (self.rows(ranks), u64::from(ranks.get() - 1 + self.old_parts()));
+        let bytes = rows.checked_mul(self.sizes.n).and_then(|len| len.checked_mul(parts)).and_then(|len| len.checked_mul(T::RESULT_BYTES));
         bytes.ok_or(Error::TooLarge {
             what: "ReduceScatterConfig",
             count: rows.saturating_mul(self.sizes.n),
             element_bytes: T::RESULT_BYTES,
         })
+    }
+
+    /// Parts of a sum that are no other rank's: what the result was, if it is added.
+    pub(super) fn old_parts(&self) -> u32 {
+        u32::from(self.beta != 0.0)
     }
 
     pub(in crate::overlap) fn shards(&self, ranks: WorldSize, panels: u32) -> Shards {
@@ -110,6 +117,11 @@ impl ReduceScatterConfig {
         let invalid = |why: String| Error::Invalid { what: "ReduceScatterConfig", why };
         if self.margin >= rates.multiprocessors {
             return Err(invalid(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors)));
+        }
+        if self.beta != 0.0 && self.beta != self.alpha {
+            let Self { alpha, beta, .. } = self;
+            let mend = "what D was is a part of the sum, and has its factor: take 0 or alpha, or add D by a kernel after the product";
+            return Err(invalid(format!("beta is {beta} and alpha {alpha}: {mend}")));
         }
         if let Some(panels) = self.panels.filter(|panels| !(1..=Self::MOST_PANELS).contains(panels)) {
             return Err(invalid(format!("{panels} panels: take 1 to {}", Self::MOST_PANELS)));
@@ -244,6 +256,7 @@ mod tests {
             sizes,
             transpose_b: false,
             alpha: 1.0,
+            beta: 0.0,
             activation: Activation::Identity,
             method: None,
             panels: None,
@@ -285,6 +298,8 @@ mod tests {
             chunked,
             "ReduceScatterConfig: own rows are one product, not chunks: take Fused or Sequential, and panels for what travels"
         );
+        let scaled = refused(ReduceScatterConfig { beta: 0.5, ..sized });
+        assert!(scaled.starts_with("ReduceScatterConfig: beta is 0.5 and alpha 1: what D was is a part of the sum"), "{scaled}");
         let odd = ReduceScatterConfig { sizes: Global { m: 64, n: 64, k: 65 }, ..config };
         assert!(refused(odd).contains("k is 65, which 2 ranks do not divide"), "{}", refused(odd));
     }

@@ -13,26 +13,27 @@ pub use kernels::ScatterOperands;
 use std::fmt;
 use std::ops::Range;
 
+use oxtile_kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile_kernels::gemm::PRESENT;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
-use call::{Own, Sent};
+use call::{Around, Own, Sent};
 pub(super) use shards::Shards;
 
 use super::choice::Rates;
 use super::config::Method;
-use super::memory::{Inner, OverlapMemory};
+use super::memory::{Inner, OverlapMemory, PLACES};
 use super::schedule::banded;
-use super::table::{Instance, Order, Waiting};
-use crate::gemm::{Gemm, GemmConfig, Matrices};
-use crate::runtime::{Buffer, Error, Result, Stream};
+use super::table::{Beside, Instance, Order, Waiting};
+use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished};
+use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
 
 /// A product whose sum the members of a team share, and of which each gets some rows.
 ///
 /// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, which copy engines put to that one panel by panel, then those of the member
 /// after it, and its own rows last. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
-/// of the other members in ascending order; the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run, in whichever order parts arrive.
+/// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run, in whichever order parts arrive.
 ///
 /// By [`Method::Fused`] the kernel of the own rows waits for each panel before it adds it. By [`Method::Sequential`] the stream waits for all of them before that kernel.
 ///
@@ -96,7 +97,7 @@ struct Run {
     rows: Range<u64>,
     /// The order of tiles.
     tiles: Buffer<u32>,
-    /// For each panel and each other member in ascending order the number of the flag that the kernel waits for, among those of the place.
+    /// For each panel and each part, other members' in ascending order first, the number of the flag that the kernel waits for, among those of the place.
     flags: Buffer<u32>,
 }
 
@@ -139,7 +140,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
             let (rows, ([height, width], cluster)) = (shards.rows_of(me, &panels), choice.tile.size());
             let tiles: Vec<_> = (0..(rows.end - rows.start).div_ceil(height * cluster) as u32).collect();
             let tiles = Buffer::from_slice(stream, &banded(&tiles, product.n.div_ceil(width) as u32))?;
-            let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, &panels, choice.method))?;
+            let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, &panels, (choice.method, config.old_parts())))?;
             Ok(Run { panels, rows, tiles, flags })
         };
         let runs = shards.runs(me).into_iter().map(run).collect::<Result<Vec<_>>>()?;
@@ -172,20 +173,60 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         bias: Option<DeviceView<'a, O>>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<ScatteredProduct<'a, T, O>> {
+        self.bind_epilogue(stream, a, weight, Epilogue::of_bias(bias), d)
+    }
+
+    /// As [`bind`](Self::bind), with an [`Epilogue`] of whole sums: its matrices have the rows of the result. Every rank names the same bias, which is added once. A gradient of a bias is that of the rank's rows: sum those of
+    /// all ranks by [`Communicator::all_reduce`](crate::comm::Communicator::all_reduce).
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, with what to do.
+    pub fn bind_epilogue<'a>(
+        &'a self,
+        stream: &Stream,
+        a: DeviceView<'a, T>,
+        weight: DeviceView<'a, T>,
+        epilogue: Epilogue<'a, O>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<ScatteredProduct<'a, T, O>> {
         let (own, n) = (self.shards.shard(self.memory.member().rank().index()), self.product.n);
-        let len = (own.end - own.start) * n;
+        let ReduceScatterConfig { alpha, beta, activation, .. } = self.config;
+        let config = GemmConfig { m: own.end - own.start, alpha, beta, activation, ..self.product };
+        let len = config.m * n;
         Error::check_length("GemmReduceScatter::bind, d", len, d.len())?;
+        epilogue.check("GemmReduceScatter::bind", &config)?;
         let result = d.access("d");
+        let old = if self.config.old_parts() > 0 && len > 0 { Some(self.copies_of(stream, result)?) } else { None };
+        // SAFETY: what follows is enqueued by `ScatteredProduct::run` alone, after the products of own rows.
+        let Unfinished { config, bias, d, following } = unsafe { epilogue.part::<T>(stream, config, d) }?;
+        let target = d.access("d");
         let rows = |run: usize| {
             let Range { start, end } = self.runs[run].rows;
             // SAFETY: the runs' products have a part of the result each, which the two places' products share. Only the call of one of them is enqueued at a time, by `ScatteredProduct::run`, which
             // has the only reference to both, and each call is after the one before it.
-            unsafe { DeviceViewMut::from_raw(result.address + start * n * size_of::<O>() as u64, (end - start) * n, result.owner) }
+            unsafe { DeviceViewMut::from_raw(target.address + start * n * size_of::<O>() as u64, (end - start) * n, target.owner) }
         };
-        let (sent, own) = self.bind_products(stream, a, weight, bias, rows)?;
+        let (sent, own) = self.bind_products(stream, (a, weight), (bias, config.activation), rows)?;
         // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the products that lend it for themselves.
         let result = unsafe { DeviceView::from_raw(result.address, len, result.owner) };
-        Ok(ScatteredProduct::new(ScatterCall::new(self, sent, own, None), result))
+        Ok(ScatteredProduct::new(ScatterCall::new(self, sent, own, Around { old, following }), result))
+    }
+
+    /// Copies of the own rows of a result as it was, after the other ranks' parts in each place.
+    fn copies_of<'a>(&'a self, stream: &Stream, result: BufferAccess<'a>) -> Result<[Bound<'a>; PLACES]> {
+        let (device, others) = (stream.device(), u64::from(self.shards.members - 1));
+        let len = result.bytes / size_of::<O>() as u64;
+        let of_place = |place| -> Result<Bound<'a>> {
+            let copy: Loaded<CopyWords> = device.runtime().load()?;
+            copy.prepare(&device)?;
+            let mut part = self.memory.0.place_from::<O>(place, others * len, len);
+            Ok(Bound::new(move |stream| {
+                // SAFETY: the result's elements, which live as long as this operation; the products that write them are enqueued after this copy, by the same call.
+                let source = unsafe { DeviceView::<O>::from_raw(result.address, len, result.owner) };
+                copy.launch(stream, CopyWordsArgs { source: source.cast(), target: part.view_mut().cast() })
+            }))
+        };
+        Ok([of_place(0)?, of_place(1)?])
     }
 
     pub(super) fn shards(&self) -> &Shards {
@@ -202,9 +243,8 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
     pub(super) fn bind_products<'a>(
         &'a self,
         stream: &Stream,
-        a: DeviceView<'a, T>,
-        weight: DeviceView<'a, T>,
-        bias: Option<DeviceView<'a, O>>,
+        (a, weight): (DeviceView<'a, T>, DeviceView<'a, T>),
+        (bias, activation): (Option<DeviceView<'a, O>>, Activation),
         rows: impl Fn(usize) -> DeviceViewMut<'a, O>,
     ) -> Result<(Vec<Sent<'a>>, Vec<Own<'a>>)> {
         let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
@@ -219,7 +259,10 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let first = self.shards.shard(inner.member.rank().index()).start;
         let own = |(number, run): (usize, &'a Run)| {
             let of_a = a.slice((first + run.rows.start) * k, (first + run.rows.end) * k);
-            let in_place = |place| self.bind_run(stream, place, run, Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) });
+            let in_place = |place| {
+                let matrices = Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) };
+                self.bind_run(stream, place, (run, activation), matrices)
+            };
             Ok([in_place(0)?, in_place(1)?])
         };
         let own = self.runs.iter().enumerate().map(own).collect::<Result<Vec<_>>>()?;
@@ -252,27 +295,38 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
     }
 
     /// The product of a run of own rows, with the parts that lie in a place.
-    fn bind_run<'a>(&'a self, stream: &Stream, place: usize, run: &'a Run, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>> {
-        let (GemmConfig { n, .. }, sources, rows) = (self.product, self.shards.members - 1, run.rows.end - run.rows.start);
-        let ReduceScatterConfig { alpha, activation, margin, .. } = self.config;
+    fn bind_run<'a>(
+        &'a self,
+        stream: &Stream,
+        place: usize,
+        (run, activation): (&'a Run, Activation),
+        matrices: Matrices<'a, T, T, O>,
+    ) -> Result<Waiting<'a>> {
+        let (GemmConfig { n, .. }, rows) = (self.product, run.rows.end - run.rows.start);
+        let ReduceScatterConfig { alpha, margin, .. } = self.config;
+        let sources = self.shards.members - 1 + self.config.old_parts();
         let config = GemmConfig { m: rows, alpha, activation, ..self.product };
         let extent = self.shards.panel_rows() as u32;
         let (tiles, flags) = (run.tiles.view(), run.flags.view());
         let order = Order { tiles, flags, extent, sources, slab: 1, first: 0, margin };
         let of_source = |rows: u64| u64::from(sources) * rows * n;
         let parts = self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows));
-        self.own.bind(stream, config, order, matrices, None, Some(parts))
+        self.own.bind(stream, config, order, matrices, Beside { kept: None, input: None, parts: Some(parts) })
     }
 }
 
-/// The flags of a [`Run`] of these panels.
-fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, method: Method) -> Vec<u32> {
+/// The flags of a [`Run`] of these panels. Parts that are no rank's are there.
+fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, (method, old_parts): (Method, u32)) -> Vec<u32> {
     let me = inner.member.rank().index();
     let flag = |panel: u32, source: u32| match method {
         Method::Fused => inner.ready.index(panel, inner.world_rank(source)),
         Method::Chunked | Method::Sequential => PRESENT,
     };
-    panels.clone().flat_map(|panel| shards.sources(me).map(move |source| flag(panel, source))).collect()
+    let of_panel = |panel| {
+        let others = shards.sources(me).map(move |source| flag(panel, source));
+        others.chain((0..old_parts).map(|_| PRESENT))
+    };
+    panels.clone().flat_map(of_panel).collect()
 }
 
 impl<T: ScatterOperands<O>, O> fmt::Debug for GemmReduceScatter<T, O> {

@@ -1,0 +1,185 @@
+//! The products of a feed-forward layer whose weights are divided among ranks, each overlapped with what it gathers or scatters.
+//!
+//! Tokens are rows, and each rank has some of them, as sequence parallelism has them: of `x`, of the result, and of both gradients. Between the two weights each rank has all tokens, and some columns.
+
+use oxtile::comm::{Member, WorldSize};
+use oxtile::gemm::{Activation, Epilogue};
+use oxtile::num::{Pod, bf16};
+use oxtile::overlap::{
+    AllGatherConfig, AllGatherGemm, GatheredProduct, Gathers, GemmReduceScatter, Global, Method, OverlapConfig, OverlapMemory,
+    ReduceScatterConfig, ScatteredProduct,
+};
+use oxtile::symmetric::Arena;
+use oxtile::{Buffer, Result, Stream};
+use oxtile_tile::launch::DeviceViewMut;
+
+/// Sizes over all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub tokens: u64,
+    /// Of a token outside of the layer, and between its weights.
+    pub width: u64,
+    pub hidden: u64,
+}
+
+impl Shape {
+    /// `z = x W1^T + b`, of which GELU follows: `W1` is `[hidden, width]`, and each rank has some rows.
+    fn up(self) -> AllGatherConfig {
+        let config = AllGatherConfig::new(Global { m: self.tokens, n: self.hidden, k: self.width });
+        AllGatherConfig { transpose_b: true, activation: Activation::Gelu, keeps_input: true, ..config }
+    }
+
+    /// `y = gelu(z) W2^T`: `W2` is `[width, hidden]`, and each rank has some columns.
+    fn down(self) -> ReduceScatterConfig {
+        let config = ReduceScatterConfig::new(Global { m: self.tokens, n: self.width, k: self.hidden });
+        ReduceScatterConfig { transpose_b: true, ..config }
+    }
+
+    /// `dz = (dy W2) gelu'(z)`.
+    fn down_input(self) -> AllGatherConfig {
+        let config = AllGatherConfig::new(Global { m: self.tokens, n: self.hidden, k: self.width });
+        AllGatherConfig { activation: Activation::GeluGradient, ..config }
+    }
+
+    /// `dW2 = dy^T gelu(z)`, over the tokens of all ranks.
+    fn down_weight(self) -> AllGatherConfig {
+        let config = AllGatherConfig::new(Global { m: self.width, n: self.hidden, k: self.tokens });
+        AllGatherConfig { gathers: Gathers::SumOfA, transpose_a: true, ..config }
+    }
+
+    /// `dx = dz W1`.
+    fn up_input(self) -> ReduceScatterConfig {
+        ReduceScatterConfig::new(Global { m: self.tokens, n: self.width, k: self.hidden })
+    }
+
+    /// `dW1 = dz^T x`, over the tokens of all ranks.
+    fn up_weight(self) -> AllGatherConfig {
+        let config = AllGatherConfig::new(Global { m: self.hidden, n: self.width, k: self.tokens });
+        AllGatherConfig { gathers: Gathers::SumOfB, transpose_a: true, ..config }
+    }
+
+    /// The most bytes that a product gathers, or scatters.
+    pub fn bytes(self, ranks: WorldSize) -> Result<u64> {
+        let gathered = [self.up(), self.down_input(), self.down_weight(), self.up_weight()].map(|config| config.bytes::<bf16, bf16>());
+        let scattered = [self.down(), self.up_input()].map(|config| config.bytes::<bf16, bf16>(ranks));
+        gathered.into_iter().chain(scattered).try_fold(0, |most, bytes| Ok(most.max(bytes?)))
+    }
+}
+
+/// The products of a rank.
+pub struct Products {
+    up: AllGatherGemm<bf16, bf16>,
+    down: GemmReduceScatter<bf16, bf16>,
+    down_input: AllGatherGemm<bf16, bf16>,
+    down_weight: AllGatherGemm<bf16, f32>,
+    up_input: GemmReduceScatter<bf16, bf16>,
+    up_weight: AllGatherGemm<bf16, f32>,
+}
+
+impl Products {
+    /// Takes memory of the arena, and makes the products, by a method or by those that the model finds fastest. `out` carries the copies to other ranks.
+    pub fn new(arena: &Arena, member: &Member, [compute, out]: [&Stream; 2], shape: Shape, method: Option<Method>) -> Result<Self> {
+        let memory = OverlapMemory::take(arena, member, shape.bytes(arena.world())?, out)?;
+        let overlap = OverlapConfig { method, ..OverlapConfig::default() };
+        let gathering = |config| AllGatherConfig { overlap, ..config };
+        let scattering = |config| GemmReduceScatter::new(&memory, compute, ReduceScatterConfig { method, ..config });
+        Ok(Self {
+            up: AllGatherGemm::new(&memory, compute, gathering(shape.up()))?,
+            down: scattering(shape.down())?,
+            down_input: AllGatherGemm::new(&memory, compute, gathering(shape.down_input()))?,
+            down_weight: AllGatherGemm::new(&memory, compute, gathering(shape.down_weight()))?,
+            up_input: scattering(shape.up_input())?,
+            up_weight: AllGatherGemm::new(&memory, compute, gathering(shape.up_weight()))?,
+        })
+    }
+
+    /// How each is done, and why.
+    pub fn choices(&self) -> [String; 6] {
+        let Self { up, down, down_input, down_weight, up_input, up_weight } = self;
+        [
+            format!("z and gelu(z): {}", up.choice()),
+            format!("y: {}", down.choice()),
+            format!("dz: {}", down_input.choice()),
+            format!("dW2: {}", down_weight.choice()),
+            format!("dx: {}", up_input.choice()),
+            format!("dW1: {}", up_weight.choice()),
+        ]
+    }
+
+    /// Binds them to a rank's tensors. Meets the other ranks.
+    pub fn bind<'l>(&'l self, stream: &Stream, tensors: &'l Tensors) -> Result<Layer<'l>> {
+        let Tensors { up, bias, down, z, activated, dz, .. } = tensors;
+        let keeping = Epilogue { bias: Some(bias.view()), kept: Some(lend(z)), ..Epilogue::default() };
+        let deriving = Epilogue { input: Some(z.view()), bias_gradient: Some(lend(&tensors.dbias)), ..Epilogue::default() };
+        Ok(Layer {
+            tensors,
+            up: self.up.bind_epilogue(stream, up.view(), None, keeping, lend(activated))?,
+            down: self.down.bind(stream, activated.view(), down.view(), None, lend(&tensors.y))?,
+            down_input: self.down_input.bind_epilogue(stream, down.view(), None, deriving, lend(dz))?,
+            down_weight: self.down_weight.bind(stream, activated.view(), None, lend(&tensors.ddown))?,
+            up_input: self.up_input.bind(stream, dz.view(), up.view(), None, lend(&tensors.dx))?,
+            up_weight: self.up_weight.bind(stream, dz.view(), None, lend(&tensors.dup))?,
+        })
+    }
+}
+
+/// What a rank has.
+pub struct Tensors {
+    /// Its tokens, and the gradient of their result.
+    pub x: Buffer<bf16>,
+    pub dy: Buffer<bf16>,
+    /// Its part of the weights.
+    pub up: Buffer<bf16>,
+    pub bias: Buffer<bf16>,
+    pub down: Buffer<bf16>,
+    /// All tokens, between the weights.
+    pub z: Buffer<bf16>,
+    pub activated: Buffer<bf16>,
+    pub dz: Buffer<bf16>,
+    /// Results of its tokens.
+    pub y: Buffer<bf16>,
+    pub dx: Buffer<bf16>,
+    /// Gradients of its part of the weights.
+    pub dup: Buffer<f32>,
+    pub dbias: Buffer<f32>,
+    pub ddown: Buffer<f32>,
+}
+
+/// Memory of the layer, to be written by one product.
+fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
+    let access = buffer.view().access("memory of the layer");
+    // SAFETY: an address, a length and an owner of a live buffer. All work on memory of the layer is enqueued on one stream, no product takes two views of a buffer of which one is written, and the host reads
+    // the buffers after the stream alone.
+    unsafe { DeviceViewMut::from_raw(access.address, buffer.len(), access.owner) }
+}
+
+/// The products of a rank with its tensors.
+pub struct Layer<'l> {
+    tensors: &'l Tensors,
+    up: GatheredProduct<'l, bf16, bf16>,
+    down: ScatteredProduct<'l, bf16, bf16>,
+    down_input: GatheredProduct<'l, bf16, bf16>,
+    down_weight: GatheredProduct<'l, bf16, f32>,
+    up_input: ScatteredProduct<'l, bf16, bf16>,
+    up_weight: GatheredProduct<'l, bf16, f32>,
+}
+
+impl Layer<'_> {
+    /// Enqueues the result of this rank's tokens. May be captured.
+    pub fn forward(&mut self, stream: &Stream) -> Result<()> {
+        self.up.copy_shard(stream, &self.tensors.x)?;
+        self.up.run(stream)?;
+        self.down.run(stream)
+    }
+
+    /// Enqueues all gradients. May be captured.
+    pub fn backward(&mut self, stream: &Stream) -> Result<()> {
+        self.down_input.copy_shard(stream, &self.tensors.dy)?;
+        self.down_input.run(stream)?;
+        self.down_weight.copy_shard(stream, &self.tensors.dy)?;
+        self.down_weight.run(stream)?;
+        self.up_input.run(stream)?;
+        self.up_weight.copy_shard(stream, &self.tensors.x)?;
+        self.up_weight.run(stream)
+    }
+}

@@ -1,0 +1,295 @@
+//! What follows products of ranks: kept inputs of GELU, its gradient, gradients of biases, and results that are added to. All elements against float64.
+
+use std::time::Duration;
+
+use oxtile::comm::WorldSize;
+use oxtile::gemm::{Activation, Epilogue};
+use oxtile::num::{bf16, e4m3, f16};
+use oxtile::overlap::{
+    AllGatherConfig, AllGatherGemm, GatherOperands, GemmReduceScatter, Global, Method, OverlapConfig, ReduceScatterConfig, ScatterOperands,
+};
+use oxtile::symmetric::ArenaOptions;
+use oxtile::{Buffer, Graph, Result, Stream};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
+
+use crate::arenas::Arenas;
+use crate::overlap_calls::Ranks;
+use crate::support::seeds;
+use crate::whole_product::{Number, Part, Whole, gelu, share, slope};
+
+/// A product over all ranks, and what follows it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ranks: u32,
+    sizes: Global,
+    transpose_b: bool,
+    beta: f32,
+    activation: Activation,
+    /// Whether GELU's input is kept.
+    keeps: bool,
+    is_captured: bool,
+    method: Method,
+    seed: u64,
+}
+
+const ALPHA: f32 = 0.125;
+
+/// What a rank's product writes and reads beside its operands.
+struct Beside<T> {
+    part: Part,
+    bias: Buffer<T>,
+    input: Buffer<T>,
+    d: Buffer<T>,
+    kept: Buffer<T>,
+    sums: Buffer<f32>,
+}
+
+impl<T: Number> Beside<T> {
+    fn new(stream: &Stream, case: &Case, whole: &Whole, part: Part) -> Result<Self> {
+        let n = case.sizes.n;
+        let of = |matrix: &[f64]| Buffer::<T>::from_slice(stream, &part.of::<T>(matrix, n));
+        let bias = Part { rows: 0..1, columns: part.columns.clone() }.of::<T>(&whole.bias, n);
+        let kept = if case.keeps { part.len() } else { 0 };
+        Ok(Self {
+            bias: Buffer::from_slice(stream, &bias)?,
+            input: of(&whole.input)?,
+            d: if case.beta == 0.0 { Buffer::named(stream, "d", part.len())? } else { of(&whole.old)? },
+            kept: Buffer::named(stream, "kept", kept)?,
+            sums: Buffer::named(stream, "sums", part.width())?,
+            part,
+        })
+    }
+
+    fn lend(&mut self, case: &Case) -> (Epilogue<'_, T>, DeviceViewMut<'_, T>) {
+        let epilogue = Epilogue {
+            bias: Some(self.bias.view()),
+            kept: case.keeps.then(|| self.kept.view_mut()),
+            input: (case.activation == Activation::GeluGradient).then(|| self.input.view()),
+            bias_gradient: Some(self.sums.view_mut()),
+        };
+        (epilogue, self.d.view_mut())
+    }
+
+    /// Holds what was written against float64.
+    fn check(&self, stream: &Stream, case: &Case, whole: &Whole, rounding: f64) -> Result<()> {
+        let numbers = |buffer: &Buffer<T>| -> Result<Vec<f64>> {
+            Ok(buffer.to_vec(stream)?.into_iter().map(|value: T| value.to_f32().into()).collect())
+        };
+        let (d, kept) = (numbers(&self.d)?, numbers(&self.kept)?);
+        for (at, place) in self.part.places(case.sizes.n).enumerate() {
+            let (found, (x, size)) = (d[at], whole.products[place]);
+            let rough = 1.2 * rounding * size + 1e-3;
+            let near = |what: &str, found: f64, exact: f64, bound: f64| {
+                assert!((found - exact).abs() <= bound, "{case:?}, {:?}, element {at}: {what} is {found}, not {exact}", self.part);
+            };
+            match case.activation {
+                Activation::Identity => near("the result", found, x, rough),
+                Activation::Gelu if !case.keeps => near("GELU", found, gelu(x), 1.13 * rough + rounding * gelu(x).abs()),
+                Activation::Gelu => {
+                    near("what is kept", kept[at], x, rough);
+                    let gelu = gelu(kept[at]);
+                    near("GELU of what is kept", found, gelu, 2.0 * rounding * gelu.abs() + 1e-5);
+                }
+                Activation::GeluGradient => {
+                    let slope = slope(whole.input[place]);
+                    near("the gradient", found, x * slope, rough * slope.abs() + 2.0 * rounding * (x * slope).abs() + 1e-5);
+                }
+            }
+        }
+        let width = self.part.width() as usize;
+        for (column, found) in self.sums.to_vec(stream)?.into_iter().enumerate() {
+            let values = || d.iter().skip(column).step_by(width);
+            let (exact, size): (f64, f64) = (values().sum(), values().map(|value| value.abs()).sum());
+            let bound = 2f64.powi(-24) * values().count() as f64 * size;
+            assert!((f64::from(found) - exact).abs() <= bound, "{case:?}, column {column}: the sum is {found}, not {exact}");
+        }
+        Ok(())
+    }
+}
+
+fn options() -> ArenaOptions {
+    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+}
+
+/// Two calls, as each place is taken, by a graph or eagerly; one where a result is added to.
+fn call(case: &Case, streams: [&Stream; 2], mut run: impl FnMut() -> Result<()>) -> Result<()> {
+    let calls = if case.beta == 0.0 { 2 } else { 1 };
+    match case.is_captured {
+        true => {
+            let graph = Graph::capture(&streams, || (0..calls).try_for_each(|_| run()))?;
+            graph.replay(streams[0])
+        }
+        false => (0..calls).try_for_each(|_| run()),
+    }
+}
+
+impl Case {
+    fn gathered<T: Number + GatherOperands<O>, O: Number>(&self, rounding: f64) -> Result<()> {
+        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T, O>(self.sizes, 1, [ALPHA, self.beta], self.seed));
+        let config = AllGatherConfig {
+            transpose_b: self.transpose_b,
+            alpha: ALPHA,
+            beta: self.beta,
+            activation: self.activation,
+            keeps_input: self.keeps,
+            overlap: OverlapConfig { method: Some(self.method), ..OverlapConfig::default() },
+            ..AllGatherConfig::new(self.sizes)
+        };
+        let ranks = Ranks::over(Arenas::with(self.ranks, self.seed, options()), config.bytes::<T, O>()?)?;
+        let (mut made, mut operands, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, rank) in (0..self.ranks as usize).zip(0..) {
+            let (stream, columns) = (ranks.all.stream(i), share(n, rank, self.ranks));
+            made.push(AllGatherGemm::<T, O>::new(&ranks.memories[i], stream, config)?);
+            let shard = Part { rows: share(m, rank, self.ranks), columns: 0..k }.of::<T>(&whole.a, k);
+            let weight = whole.weight::<T>(self.transpose_b, 0..k, columns.clone());
+            operands.push((Buffer::<T>::from_slice(stream, &shard)?, Buffer::<T>::from_slice(stream, &weight)?));
+            beside.push(Beside::<O>::new(stream, self, &whole, Part { rows: 0..m, columns })?);
+        }
+        let mut bound = Vec::new();
+        for (i, ((gather, (_, weight)), beside)) in made.iter().zip(&operands).zip(&mut beside).enumerate() {
+            let (epilogue, d) = beside.lend(self);
+            bound.push(gather.bind_epilogue(ranks.all.stream(i), weight.view(), None, epilogue, d)?);
+        }
+        for (i, (product, (shard, _))) in bound.iter_mut().zip(&operands).enumerate() {
+            let stream = ranks.all.stream(i);
+            call(self, [stream, &ranks.out[i]], || product.copy_shard(stream, shard).and_then(|()| product.run(stream)))?;
+        }
+        drop(bound);
+        for (i, beside) in beside.iter().enumerate() {
+            ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
+            beside.check(ranks.all.stream(i), self, &whole, rounding)?;
+        }
+        Ok(())
+    }
+
+    fn scattered<T: Number + ScatterOperands<T>>(&self, rounding: f64) -> Result<()> {
+        let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T, T>(self.sizes, self.ranks, [ALPHA, self.beta], self.seed));
+        let config = ReduceScatterConfig {
+            transpose_b: self.transpose_b,
+            alpha: ALPHA,
+            beta: self.beta,
+            activation: self.activation,
+            method: Some(self.method),
+            panels: Some(2),
+            ..ReduceScatterConfig::new(self.sizes)
+        };
+        let ranks =
+            Ranks::over(Arenas::with(self.ranks, self.seed, options()), config.bytes::<T, T>(WorldSize::new(self.ranks).unwrap())?)?;
+        let (mut made, mut operands, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, rank) in (0..self.ranks as usize).zip(0..) {
+            let (stream, along_k) = (ranks.all.stream(i), share(k, rank, self.ranks));
+            made.push(GemmReduceScatter::<T, T>::new(&ranks.memories[i], stream, config)?);
+            let a = Part { rows: 0..m, columns: along_k.clone() }.of::<T>(&whole.a, k);
+            let weight = whole.weight::<T>(self.transpose_b, along_k, 0..n);
+            operands.push((Buffer::<T>::from_slice(stream, &a)?, Buffer::<T>::from_slice(stream, &weight)?));
+            beside.push(Beside::<T>::new(stream, self, &whole, Part { rows: share(m, rank, self.ranks), columns: 0..n })?);
+        }
+        let mut bound = Vec::new();
+        for (i, ((scatter, (a, weight)), beside)) in made.iter().zip(&operands).zip(&mut beside).enumerate() {
+            let (epilogue, d) = beside.lend(self);
+            bound.push(scatter.bind_epilogue(ranks.all.stream(i), a.view(), weight.view(), epilogue, d)?);
+        }
+        for (i, product) in bound.iter_mut().enumerate() {
+            let stream = ranks.all.stream(i);
+            call(self, [stream, &ranks.out[i]], || product.run(stream))?;
+        }
+        drop(bound);
+        for (i, beside) in beside.iter().enumerate() {
+            ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
+            beside.check(ranks.all.stream(i), self, &whole, rounding)?;
+        }
+        Ok(())
+    }
+}
+
+const ACTIVATIONS: [Activation; 3] = [Activation::Identity, Activation::Gelu, Activation::GeluGradient];
+
+/// Random shapes, each under a seed of its own, of worlds of 1 to 4: of each activation in turn, and of a result that is added to where nothing is kept.
+fn random(seed: u64, methods: &[Method], extent: u64) -> Case {
+    let mut state = seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x9E37_79B9;
+    let mut below = |limit: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % limit
+    };
+    let ranks = 1 + (seed % 4) as u32;
+    let activation = ACTIVATIONS[(seed / 4 % 3) as usize];
+    let sizes = Global { m: 1 + below(extent), n: 8 * (1 + below(4)) * u64::from(ranks), k: 8 * (1 + below(10)) * u64::from(ranks) };
+    let keeps = activation == Activation::Gelu && below(3) > 0;
+    let beta = if keeps || below(2) == 0 { 0.0 } else { ALPHA };
+    let method = if ranks == 1 { Method::Sequential } else { methods[below(methods.len() as u64) as usize] };
+    Case { ranks, sizes, transpose_b: below(2) == 0, beta, activation, keeps, is_captured: below(2) == 0, method, seed }
+}
+
+#[test]
+fn gathered_products_keep_and_take_derivatives() {
+    let methods = [Method::Fused, Method::Chunked, Method::Sequential];
+    for seed in 0..seeds() {
+        let case = random(seed, &methods, 300);
+        case.gathered::<bf16, bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+    // No kernel that waits keeps the input of these, or has these results of rows: a product after the gather does.
+    for (activation, keeps) in [(Activation::Identity, false), (Activation::Gelu, true), (Activation::GeluGradient, false)] {
+        for ranks in [3, 8] {
+            let sizes = Global { m: 40, n: 16 * u64::from(ranks), k: 48 };
+            let case = Case {
+                ranks,
+                sizes,
+                activation,
+                keeps,
+                beta: 0.0,
+                method: Method::Sequential,
+                transpose_b: true,
+                ..random(1, &methods, 300)
+            };
+            let failed = |error: oxtile::Error| -> () { panic!("{case:?}: {error}") };
+            case.gathered::<f16, f16>(1.0 / 2048.0).unwrap_or_else(failed);
+            case.gathered::<bf16, f32>(1e-6).unwrap_or_else(failed);
+            case.gathered::<e4m3, bf16>(1.0 / 256.0).unwrap_or_else(failed);
+        }
+    }
+}
+
+#[test]
+fn scattered_products_keep_and_take_derivatives_of_whole_sums() {
+    let methods = [Method::Fused, Method::Sequential];
+    for seed in 0..seeds() {
+        let case = random(seed, &methods, 700);
+        case.scattered::<bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    }
+    for (activation, keeps) in [(Activation::Identity, false), (Activation::Gelu, true), (Activation::GeluGradient, false)] {
+        for ranks in [3, 8] {
+            let sizes = Global { m: 40, n: 24, k: 16 * u64::from(ranks) };
+            let case = Case {
+                ranks,
+                sizes,
+                activation,
+                keeps,
+                beta: if keeps { 0.0 } else { ALPHA },
+                method: Method::Fused,
+                ..random(1, &methods, 300)
+            };
+            case.scattered::<f16>(1.0 / 2048.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+        }
+    }
+}
+
+/// An epilogue that does not fit is refused before anything is enqueued, with what to do; and so is an activation where nothing can be read.
+#[test]
+fn what_does_not_fit_is_refused() -> Result<()> {
+    let sizes = Global { m: 16, n: 16, k: 16 };
+    let gradient = ReduceScatterConfig { activation: Activation::GeluGradient, ..ReduceScatterConfig::new(sizes) };
+    let ranks = Ranks::new(1, gradient.bytes::<bf16, bf16>(WorldSize::ONE)?, options())?;
+    let stream = ranks.all.stream(0);
+    let scatter = GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[0], stream, gradient)?;
+    let (operand, mut d) = (Buffer::<bf16>::zeros(stream, 256)?, Buffer::<bf16>::zeros(stream, 256)?);
+    let view: DeviceView<'_, bf16> = operand.view();
+    let error = scatter.bind(stream, view, view, None, d.view_mut()).unwrap_err().to_string();
+    assert!(error.contains("Activation::GeluGradient reads a matrix: bind with an Epilogue that has `input`"), "{error}");
+    let short = Epilogue { input: Some(operand.view().slice(0, 255)), ..Epilogue::default() };
+    let error = scatter.bind_epilogue(stream, view, view, short, d.view_mut()).unwrap_err().to_string();
+    assert!(error.contains("Epilogue::input"), "{error}");
+    let reduced = oxtile::overlap::AllReduceConfig { activation: Activation::GeluGradient, ..oxtile::overlap::AllReduceConfig::new(sizes) };
+    let error = reduced.choose::<bf16, bf16>(WorldSize::ONE, &oxtile::overlap::Rates::H200).unwrap_err().to_string();
+    assert!(error.contains("take Identity, and"), "{error}");
+    Ok(())
+}
