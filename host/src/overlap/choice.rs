@@ -432,6 +432,21 @@ mod tests {
         assert_eq!(refused(n_major, Method::Fused), why);
     }
 
+    /// A layout without a kernel that reads the input of GELU is fused all the same: the derivative is a launch after it.
+    #[test]
+    fn a_derivative_is_fused_where_a_kernel_takes_it() {
+        let two = WorldSize::new(2).unwrap();
+        for (transpose_b, input) in [(false, GeluInput::Read), (true, GeluInput::Unseen)] {
+            let config = AllGatherConfig { activation: Activation::GeluGradient, transpose_b, ..config([8192; 3]) };
+            let product = config.product(two).unwrap();
+            assert_eq!(config.input_of_fused::<bf16, bf16>(&product), input);
+            assert_eq!(config.input_of_fused::<f16, f16>(&product), GeluInput::Unseen);
+            assert_eq!(config.choose::<bf16, bf16>(two, &Rates::H200).unwrap().method, Method::Fused);
+        }
+        let kept = AllGatherConfig { activation: Activation::Gelu, keeps_input: true, ..config([8192; 3]) };
+        assert_eq!(kept.input_of_fused::<bf16, bf16>(&kept.product(two).unwrap()), GeluInput::Kept);
+    }
+
     #[test]
     fn what_is_asked_for_is_taken() {
         for method in [Method::Fused, Method::Chunked, Method::Sequential] {

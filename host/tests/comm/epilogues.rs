@@ -273,6 +273,39 @@ fn scattered_products_keep_and_take_derivatives_of_whole_sums() {
     }
 }
 
+/// What follows a product takes its memory when it is bound: no call allocates.
+#[test]
+fn no_call_allocates() -> Result<()> {
+    let sizes = Global { m: 20, n: 16, k: 32 };
+    let config = ReduceScatterConfig {
+        beta: 1.0,
+        activation: Activation::GeluGradient,
+        method: Some(Method::Fused),
+        ..ReduceScatterConfig::new(sizes)
+    };
+    let ranks = Ranks::new(2, config.bytes::<bf16, bf16>(WorldSize::new(2).unwrap())?, options())?;
+    let (mut made, mut lent, mut bound) = (Vec::new(), Vec::new(), Vec::new());
+    for i in 0..2 {
+        let stream = ranks.all.stream(i);
+        made.push(GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[i], stream, config)?);
+        let [operand, d] = [20 * 16, 10 * 16].map(|len| Buffer::<bf16>::zeros(stream, len));
+        lent.push((operand?, d?, Buffer::<f32>::zeros(stream, 16)?));
+    }
+    for (i, (scatter, (operand, d, sums))) in made.iter().zip(&mut lent).enumerate() {
+        let (a, weight) = (operand.view(), operand.view().slice(0, 16 * 16));
+        let epilogue =
+            Epilogue { input: Some(operand.view().slice(0, d.len())), bias_gradient: Some(sums.view_mut()), ..Epilogue::default() };
+        bound.push(scatter.bind_epilogue(ranks.all.stream(i), a, weight, epilogue, d.view_mut())?);
+    }
+    let mut call = || bound.iter_mut().enumerate().try_for_each(|(i, product)| product.run(ranks.all.stream(i)));
+    call()?;
+    let usage = || ranks.all.world.ranks.iter().map(|rank| rank.device().usage()).collect::<Vec<_>>();
+    let before = usage();
+    (0..20).try_for_each(|_| call())?;
+    assert_eq!(usage(), before);
+    (0..2).try_for_each(|i| ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait())
+}
+
 /// An epilogue that does not fit is refused before anything is enqueued, with what to do; and so is an activation where nothing can be read.
 #[test]
 fn what_does_not_fit_is_refused() -> Result<()> {
