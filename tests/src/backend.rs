@@ -70,17 +70,20 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
         // A runtime has one recording: with OXTILE_TRACE it is that one, and no test reads it.
         let notes = (coverage::counts(case) || launches::wanted()) && env::var_os("OXTILE_TRACE").is_none();
         let timeline = notes.then(|| Timeline::start(&runtime)).transpose().map_err(|e| e.to_string())?;
-        if let Err(error) = (case.run)(&runtime) {
-            let shrunk = if mode == Mode::Check { testing::shortest_schedule(&options, |runtime| (case.run)(runtime)) } else { Ok(()) };
-            return Err(format!("{mode:?} mode, seed {seed}: {}", shrunk.err().unwrap_or(error)));
-        }
-        if let Some(timeline) = timeline {
-            let spans = timeline.finish().map_err(|e| e.to_string())?.spans;
-            let kernels = spans.into_iter().filter(|span| span.activity == Activity::Kernel).map(|span| span.name).collect();
+        let outcome = (case.run)(&runtime);
+        // After a fault there may be none: what failed is said.
+        let recorded =
+            timeline.map(Timeline::finish).transpose().or_else(|error| if outcome.is_ok() { Err(error.to_string()) } else { Ok(None) })?;
+        if let Some(recorded) = recorded {
+            let kernels = recorded.spans.into_iter().filter(|span| span.activity == Activity::Kernel).map(|span| span.name).collect();
             launches::note(&case.name, &kernels);
-            if coverage::counts(case) {
+            if coverage::counts(case) && outcome.is_ok() {
                 coverage::note(case, &kernels);
             }
+        }
+        if let Err(error) = outcome {
+            let shrunk = if mode == Mode::Check { testing::shortest_schedule(&options, |runtime| (case.run)(runtime)) } else { Ok(()) };
+            return Err(format!("{mode:?} mode, seed {seed}: {}", shrunk.err().unwrap_or(error)));
         }
         Ok(())
     };

@@ -11,7 +11,7 @@
 //! | `OXTILE_LONG=1` | 64 seeds, full sweeps, the largest shapes (`cargo xtask test --long`) |
 //! | `OXTILE_TIMES=FILE` | append seconds and name of every case |
 //! | `OXTILE_LAUNCHES=FILE`, `OXTILE_KERNEL=NAME` | note which kernels each case launches, and run the cases of one kernel alone |
-//! | `OXTILE_REPLACEMENT=LIBRARY`, `OXTILE_REPLACED=NAME,NAME` | these kernels of a library in place of the program's own, on the emulator; exit status 75 if it cannot be loaded |
+//! | `OXTILE_REPLACEMENT=LIBRARY`, `OXTILE_REPLACED=NAME,NAME` | these kernels of a library in place of the program's own, on the emulator; `OXTILE_CHANGED=FAMILY,FAMILY`: no other kernel of these families may be launched. Exit status 75 if one is, or the library cannot be loaded |
 //! | `OXTILE_GOLDEN_OUT=FILE` | write the GPU's bytes of the conformance kernels there, compare nothing |
 
 mod backend;
@@ -28,9 +28,6 @@ use std::process::ExitCode;
 
 use oxtile_tests::launches::{self, Selection};
 
-/// The exit status where the kernels of `OXTILE_REPLACEMENT` cannot be loaded: `EX_TEMPFAIL` of sysexits.h.
-const UNLOADABLE: u8 = 75;
-
 fn main() -> ExitCode {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     if std::env::var_os(QUEUES).is_none() {
@@ -40,7 +37,7 @@ fn main() -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
     if let Err(error) = replacement::load() {
         eprintln!("OXTILE_REPLACEMENT: {error}");
-        return ExitCode::from(UNLOADABLE);
+        return ExitCode::from(replacement::UNLOADABLE);
     }
     let selection = match Selection::from_environment() {
         Ok(selection) => selection,

@@ -53,7 +53,7 @@ use crate::{backend, times};
 
 /// Seeds after which a mutant that was not reported has survived.
 const SEEDS: u64 = 12;
-/// Seeds of unchanged jobs, which the cases run too, and of mutants that are excused, which cannot fail.
+/// Seeds of mutants that are excused, which cannot fail.
 const FEW: usize = 3;
 
 /// Kernels with their inputs, and the words they write.

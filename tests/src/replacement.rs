@@ -1,17 +1,22 @@
-//! Kernels of a library in place of those that this program was compiled with: `OXTILE_REPLACEMENT`, `OXTILE_REPLACED`.
+//! Kernels of a library in place of those that this program was compiled with: `OXTILE_REPLACEMENT`, `OXTILE_REPLACED`, `OXTILE_CHANGED`.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::process::exit;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use oxtile_emulator::replacement::{self, Body};
+use oxtile_emulator::replacement::{self, Body, Replacements};
 
-/// Loads the kernels that the environment names.
+/// The exit status where kernels cannot be replaced: `EX_TEMPFAIL` of sysexits.h.
+pub const UNLOADABLE: u8 = 75;
+
+/// Loads the kernels that the environment names. A launch of another kernel of the changed families ends the program.
 ///
 /// # Errors
 /// The library lacks a kernel, or needs a function that this program does not have.
 pub fn load() -> Result<(), String> {
     let (Some(path), Ok(names)) = (env::var_os("OXTILE_REPLACEMENT"), env::var("OXTILE_REPLACED")) else { return Ok(()) };
+    let changed = env::var("OXTILE_CHANGED").unwrap_or_default();
     // SAFETY: the library has no initialisers of its own: `cargo xtask kernel` compiled it from the kernels, which are `no_std`.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| error.to_string())?;
     let mut kernels = BTreeMap::new();
@@ -23,6 +28,10 @@ pub fn load() -> Result<(), String> {
     }
     // Its functions are called until the program ends.
     std::mem::forget(library);
-    replacement::replace(kernels);
+    let missing = |kernel: &str| {
+        eprintln!("OXTILE_REPLACEMENT: `{kernel}` is launched, which has changed and is not in the library");
+        exit(UNLOADABLE.into());
+    };
+    replacement::replace(Replacements { kernels, changed: changed.split(',').map(str::to_owned).collect(), missing });
     Ok(())
 }

@@ -6,7 +6,11 @@ use anyhow::Result;
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_build::{Arch, Build, Builder, Kernel};
 
-use crate::{machine, passed::TUNED, portable, root, say};
+use crate::{
+    machine,
+    passed::{self, TUNED},
+    portable, root, say,
+};
 
 /// The crates with kernels: those that are shipped, and those that hold the emulator to the GPU.
 pub const CRATES: [&str; 2] = ["gpu", "tests/conformance"];
@@ -87,6 +91,7 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
         return Ok(if portable::check(portable::Extent::Anew { accept: options.accept })? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     machine::ready()?;
+    let sources = passed::sources()?;
     for folder in &options.crates {
         let start = Instant::now();
         // The table is printed even where the kernels may not be used: it shows what to mend.
@@ -99,7 +104,7 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
         println!();
     }
     if options.accept && options.is_of_all() {
-        TUNED.accept()?;
+        TUNED.accept(&sources)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -130,6 +135,9 @@ pub fn pass() -> Result<bool> {
             say(&TUNED.reason(folder));
         } else {
             for_archs(root().join(folder), &[]).build()?;
+            if machine::gpu_arch().is_none() {
+                say("note: `cargo xtask build-ptx --accept` lets the next run skip this");
+            }
         }
     }
     Ok(true)

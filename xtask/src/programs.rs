@@ -110,10 +110,7 @@ pub fn emulated_cases(kernel: &str, seed: Option<u64>) -> Result<ExitCode> {
     let run = |replacement: Option<&Replacement>| {
         let mut cases = compiled_cases();
         cases.env("OXTILE_KERNEL", kernel).args(["emulated::"]).envs(seed.map(|seed| ("OXTILE_SEED", seed.to_string())));
-        if let Some(Replacement { library, kernels }) = replacement {
-            let names = Vec::from_iter(kernels.iter().map(String::as_str)).join(",");
-            cases.env("OXTILE_REPLACEMENT", library).env("OXTILE_REPLACED", names);
-        }
+        cases.envs(replacement.into_iter().flat_map(Replacement::environment));
         cases.status().context("cannot run the case binary")
     };
     let start = Instant::now();
@@ -122,11 +119,10 @@ pub fn emulated_cases(kernel: &str, seed: Option<u64>) -> Result<ExitCode> {
         Cases::Replaced(replacement) => {
             took(start);
             let status = run(Some(&replacement))?;
-            std::fs::remove_file(replacement.library)?;
             if status.code() != Some(UNLOADABLE) {
                 return Ok(exit_code(status));
             }
-            "the kernel cannot run beside what was compiled before".into()
+            "the kernel needs a function that it lacks, or a case launches another kernel that has changed: see above".into()
         }
         Cases::Outdated(why) => why,
     };

@@ -94,7 +94,7 @@ impl<K: Kernel> Loaded<K> {
         let (_enqueue, caller) = (self.runtime.enqueue(), Location::caller());
         order(stream, args)?;
         stream.note(self.info.name, Some(caller));
-        let body = oxtile_emulator::replacement::of(self.info.name).unwrap_or(K::emulate);
+        let body = oxtile_emulator::replacement::of(self.info.name, self.info.family).unwrap_or(K::emulate);
         let launch = KernelLaunch { info: &self.info, function, body, grid, args, caller };
         self.runtime.backend.launch(stream.id, &launch)
     }

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, Group, Spacing, TokenStream, TokenTree};
 
 /// What only a thread of a kernel can do, or has: on the host it panics. The modules of the DSL and the types that its functions take.
-const OF_DEVICES: [&str; 13] = [
+const OF_DEVICES: [&str; 12] = [
     "atomic",
     "block",
     "cluster",
@@ -16,7 +16,6 @@ const OF_DEVICES: [&str; 13] = [
     "warpgroup",
     "Global",
     "GlobalMut",
-    "Shared",
     "SharedArray",
     "RegisterTile",
     "TensorMap",
@@ -28,9 +27,8 @@ pub struct Function {
     pub name: String,
     /// Code of another crate may call it: it is `pub`, or a trait's.
     pub is_open: bool,
-    /// The type and the trait that it belongs to.
-    pub owners: Vec<String>,
-    /// The host never calls it: it stands below `#[kernel]`, takes what kernels alone have, or asks what thread it is.
+    pub owner: Owner,
+    /// Host code never calls it: it stands below `#[kernel]`, takes what kernels alone have, or asks what thread it is.
     pub is_of_devices: bool,
     /// What its body names.
     pub calls: BTreeSet<Call>,
@@ -39,8 +37,28 @@ pub struct Function {
 impl Function {
     /// What tells it from others: `Type::name`, `Type+Trait::name`, `name`.
     pub fn path(&self) -> String {
-        let owners = self.owners.join("+");
-        if owners.is_empty() { self.name.clone() } else { format!("{owners}::{}", self.name) }
+        let Owner { types, of_trait } = &self.owner;
+        let owner: Vec<_> = of_trait.iter().chain(types).map(String::as_str).collect();
+        if owner.is_empty() { self.name.clone() } else { format!("{}::{}", owner.join("+"), self.name) }
+    }
+}
+
+/// What a function belongs to: nothing, types, a trait, or a trait of types.
+#[derive(Clone, Debug, Default)]
+pub struct Owner {
+    /// The words that name the type, without those of its generics; none of a trait's own functions, and of those of primitive types.
+    pub types: Vec<String>,
+    pub of_trait: Option<String>,
+}
+
+impl Owner {
+    pub fn is_none(&self) -> bool {
+        self.types.is_empty() && self.of_trait.is_none()
+    }
+
+    /// The words that name the type and the trait.
+    pub fn words(&self) -> impl Iterator<Item = &String> {
+        self.types.iter().chain(&self.of_trait)
     }
 }
 
@@ -61,14 +79,16 @@ impl Call {
         name
     }
 
-    /// Whether it may be this function, of the same name, where these are the names that stand for any type.
-    pub fn may_be(&self, function: &Function, aliases: &BTreeSet<String>) -> bool {
+    /// Whether it may be this function, of the same name, where these are all words that name types and traits.
+    pub fn may_be(&self, function: &Function, known: &BTreeSet<String>) -> bool {
+        let owner = &function.owner;
         match self {
-            Self::Free(_) => function.owners.is_empty(),
-            Self::Method(_) => !function.owners.is_empty(),
-            Self::Path { of, .. } if function.owners.is_empty() => !of.starts_with(char::is_uppercase),
-            // A generic parameter has one letter or two.
-            Self::Path { of, .. } => function.owners.contains(of) || of.len() <= 2 || of == "Self" || of.is_empty() || aliases.contains(of),
+            Self::Free(_) => owner.is_none(),
+            Self::Method(_) => !owner.is_none(),
+            // What is no known name may stand for any: a generic parameter, an alias, `Self`. A trait's own functions are those of all its types.
+            Self::Path { of, .. } => {
+                !known.contains(of) || owner.types.is_empty() && !owner.is_none() || owner.words().any(|word| word == of)
+            }
         }
     }
 }
@@ -79,8 +99,8 @@ pub struct Outline {
     pub functions: Vec<Function>,
     /// What is named outside of bodies, without names after `fn` and without what `use` names.
     pub calls: BTreeSet<Call>,
-    /// Names of types that stand for others: `type Name = ..`.
-    pub aliases: BTreeSet<String>,
+    /// The traits that it defines.
+    pub traits: BTreeSet<String>,
     /// The tokens, where `{}` stands for a body and its number in `functions` before it; no documentation.
     tokens: Vec<Token>,
 }
@@ -97,7 +117,7 @@ impl Outline {
     pub fn of(text: &str) -> Result<Self> {
         let tokens: TokenStream = text.parse().map_err(|error| anyhow!("{error}"))?;
         let mut outline = Self::default();
-        outline.items(tokens, &[]);
+        outline.items(tokens, &Owner::default());
         Ok(outline)
     }
 
@@ -107,21 +127,21 @@ impl Outline {
             Token::Text(text) => text.clone(),
             Token::Body { function, text } => {
                 let function = &self.functions[*function];
-                if !function.is_of_devices && paths.contains(&function.path()) { text.clone() } else { "{}".to_owned() }
+                if paths.contains(&function.path()) { text.clone() } else { "{}".to_owned() }
             }
         };
         self.tokens.iter().map(text).collect::<Vec<_>>().join(" ")
     }
 
     /// Items of a file, a module, an `impl` or a `trait`.
-    fn items(&mut self, tokens: TokenStream, owners: &[String]) {
+    fn items(&mut self, tokens: TokenStream, owner: &Owner) {
         let mut tokens = tokens.into_iter().peekable();
         let mut item = Item::default();
         while let Some(token) = tokens.next() {
             match token {
                 TokenTree::Punct(punct) if punct.as_char() == '#' => self.attribute(&mut tokens, &mut item),
                 TokenTree::Ident(ident) if ident == "fn" && matches!(tokens.peek(), Some(TokenTree::Ident(_))) => {
-                    self.function(&mut tokens, &item, owners);
+                    self.function(&mut tokens, &item, owner);
                     item = Item::default();
                 }
                 TokenTree::Group(group) => {
@@ -132,9 +152,15 @@ impl Outline {
                             self.seen(TokenTree::Group(group));
                             item = whole;
                         }
-                        Delimiter::Brace if whole.has("mod") => self.nested(&group, &[]),
-                        Delimiter::Brace if whole.has("impl") || whole.has("trait") => self.nested(&group, &whole.owners()),
-                        Delimiter::Brace if whole.has("use") => self.text(&group),
+                        Delimiter::Brace if whole.has("mod") => self.nested(&group, &Owner::default()),
+                        Delimiter::Brace if whole.has("impl") || whole.has("trait") => {
+                            self.traits.extend(whole.types.first().filter(|_| whole.has("trait")).cloned());
+                            self.nested(&group, &whole.owner());
+                        }
+                        Delimiter::Brace if whole.has("use") => {
+                            self.text(&group);
+                            self.renamed_in(group.stream());
+                        }
                         Delimiter::Brace => self.seen(TokenTree::Group(group)),
                         _ => {
                             self.seen(TokenTree::Group(group));
@@ -145,15 +171,38 @@ impl Outline {
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => {
                     self.text(&punct);
-                    self.aliases.extend(item.types.first().filter(|_| item.has("type")).cloned());
                     item = Item::default();
                 }
                 token => {
                     let generic = matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == '<');
                     item.word(&token, generic);
-                    // What `use` names is not called there.
-                    if item.has("use") { self.text(&token) } else { self.seen(token) }
+                    // What `use` names is not called there, but by another name it may be.
+                    if !item.has("use") {
+                        self.seen(token);
+                    } else {
+                        self.text(&token);
+                        self.renamed(&token, tokens.peek());
+                    }
                 }
+            }
+        }
+    }
+
+    /// `name as other`: a call of another name may be of this one.
+    fn renamed(&mut self, token: &TokenTree, next: Option<&TokenTree>) {
+        if let (TokenTree::Ident(name), Some(TokenTree::Ident(next))) = (token, next)
+            && next == "as"
+        {
+            self.calls.insert(Call::Path { of: String::new(), name: name.to_string() });
+        }
+    }
+
+    fn renamed_in(&mut self, tokens: TokenStream) {
+        let mut tokens = tokens.into_iter().peekable();
+        while let Some(token) = tokens.next() {
+            self.renamed(&token, tokens.peek());
+            if let TokenTree::Group(group) = token {
+                self.renamed_in(group.stream());
             }
         }
     }
@@ -170,14 +219,14 @@ impl Outline {
         }
     }
 
-    fn nested(&mut self, group: &Group, owners: &[String]) {
+    fn nested(&mut self, group: &Group, owner: &Owner) {
         self.text(&"{");
-        self.items(group.stream(), owners);
+        self.items(group.stream(), owner);
         self.text(&"}");
     }
 
     /// From the name on, to the body or the `;` of a function without one.
-    fn function(&mut self, tokens: &mut Peekable<impl Iterator<Item = TokenTree>>, item: &Item, owners: &[String]) {
+    fn function(&mut self, tokens: &mut Peekable<impl Iterator<Item = TokenTree>>, item: &Item, owner: &Owner) {
         let name = tokens.next().expect("a name was seen").to_string();
         self.text(&"fn");
         self.text(&name);
@@ -192,10 +241,9 @@ impl Outline {
                     collect(body.stream(), &mut calls);
                     let is_of_devices =
                         item.is_kernel || is_of_devices(signature.into_iter().collect(), false) || is_of_devices(body.stream(), true);
-                    // A trait's functions are as open as the trait.
-                    let is_open = item.is_public || owners.len() > 1;
+                    let is_open = item.is_public || owner.of_trait.is_some();
                     self.tokens.push(Token::Body { function: self.functions.len(), text: body.to_string() });
-                    self.functions.push(Function { name, is_open, owners: owners.to_vec(), is_of_devices, calls });
+                    self.functions.push(Function { name, is_open, owner: owner.clone(), is_of_devices, calls });
                     return;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => return self.text(&punct),
@@ -227,6 +275,7 @@ struct Item {
     /// Those that begin with a large letter, in order, outside of `<..>`.
     types: Vec<String>,
     depth: i32,
+    after_dash: bool,
     is_public: bool,
     is_kernel: bool,
     /// `impl Trait for Type`.
@@ -237,8 +286,11 @@ struct Item {
 impl Item {
     fn word(&mut self, token: &TokenTree, generic: bool) {
         if let TokenTree::Punct(punct) = token {
-            self.depth += i32::from(punct.as_char() == '<') - i32::from(punct.as_char() == '>');
+            // `->` ends no generics.
+            let ends = punct.as_char() == '>' && !self.after_dash;
+            self.depth += i32::from(punct.as_char() == '<') - i32::from(ends);
         }
+        self.after_dash = matches!(token, TokenTree::Punct(punct) if punct.as_char() == '-');
         if let TokenTree::Ident(ident) = token {
             let word = ident.to_string();
             let ends = self.has("where") || word == "where";
@@ -253,10 +305,11 @@ impl Item {
         }
     }
 
-    /// The names before and after `for`; of a trait, it and those that it extends. Twice the name of a trait, whose functions are open.
-    fn owners(&self) -> Vec<String> {
-        let is_trait = self.has("trait").then(|| self.types.first().cloned()).flatten();
-        self.types.iter().cloned().chain(is_trait).collect()
+    /// Of the functions of an `impl` or a `trait`.
+    fn owner(&self) -> Owner {
+        let mut types = self.types.iter().cloned();
+        let of_trait = if self.has("trait") || self.for_type { types.next() } else { None };
+        Owner { types: if self.has("trait") { Vec::new() } else { types.collect() }, of_trait }
     }
 
     fn has(&self, word: &str) -> bool {
@@ -286,24 +339,18 @@ fn ends_generics(next: Option<&TokenTree>) -> bool {
     matches!(next, Some(TokenTree::Punct(punct)) if matches!(punct.as_char(), '>' | ','))
 }
 
-/// Whether tokens have a word of [`OF_DEVICES`]; in a body, one whose functions are called.
+/// Whether tokens have a word of [`OF_DEVICES`]; in a body, one whose function is called (`warp::LANES` is for all to know).
 fn is_of_devices(tokens: TokenStream, in_body: bool) -> bool {
-    let mut tokens = tokens.into_iter().peekable();
-    while let Some(token) = tokens.next() {
-        let found = match token {
-            TokenTree::Ident(ident) => {
-                let is_path =
-                    matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == ':' && next.spacing() == Spacing::Joint);
-                (is_path || !in_body) && OF_DEVICES.iter().any(|word| ident == word)
-            }
-            TokenTree::Group(group) => is_of_devices(group.stream(), in_body),
-            TokenTree::Punct(_) | TokenTree::Literal(_) => false,
-        };
-        if found {
-            return true;
-        }
-    }
-    false
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let calls = |after: &[TokenTree]| match after {
+        [TokenTree::Punct(_), TokenTree::Punct(_), TokenTree::Ident(function), ..] => !function.to_string().starts_with(char::is_uppercase),
+        _ => false,
+    };
+    (0..tokens.len()).any(|at| match &tokens[at] {
+        TokenTree::Ident(ident) => OF_DEVICES.iter().any(|word| ident == word) && (!in_body || calls(&tokens[at + 1..])),
+        TokenTree::Group(group) => is_of_devices(group.stream(), in_body),
+        TokenTree::Punct(_) | TokenTree::Literal(_) => false,
+    })
 }
 
 /// What tokens may call, at any depth: no field that is read (`.rows`) or given (`rows: 1`).
@@ -330,6 +377,8 @@ fn collect(tokens: TokenStream, calls: &mut BTreeSet<Call>) {
             of = ident.to_string();
         }
         before = match &token {
+            // `0..rows(n)`
+            TokenTree::Punct(punct) if punct.as_char() == '.' && before == '.' => ' ',
             TokenTree::Punct(punct) => punct.as_char(),
             _ => ' ',
         };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::functions::{Call, Function, Outline};
+use super::functions::{Call, Function, Outline, Owner};
 
 /// What another crate names.
 #[derive(Debug, Default)]
@@ -13,10 +13,14 @@ pub struct Names {
 }
 
 impl Names {
-    /// Adds those of a source; what stands after `//` is left out. A name alone is a call where the file names the kernels' crate.
+    /// Adds those of a source but for lines of comments. A name alone is a call where the file names the kernels' crate.
     pub fn add(&mut self, text: &str) {
         let has_kernels = text.contains("oxtile_kernels");
-        for line in text.lines().map(|line| line.split("//").next().unwrap_or(line)) {
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
+            // `name as other`, in a `use` of one line or more.
+            let of_use = line.starts_with("use ")
+                || line.starts_with("pub use ")
+                || line.bytes().all(|byte| b"_:, {}*".contains(&byte) || byte.is_ascii_alphanumeric());
             let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
             let bytes = line.as_bytes();
             let (mut at, mut of) = (0, "");
@@ -27,6 +31,10 @@ impl Names {
                     let name = line[at..at + length].to_owned();
                     self.words.insert(name.clone());
                     match before {
+                        _ if of_use && line[at + length..].starts_with(" as ") => {
+                            _ = self.calls.insert(Call::Path { of: String::new(), name })
+                        }
+                        Some(b'.') if at > 1 && bytes[at - 2] == b'.' => drop(self.calls.insert(Call::Free(name))),
                         Some(b'.') if matches!(after, Some(b'(' | b':')) => drop(self.calls.insert(Call::Method(name))),
                         Some(b'.') => {}
                         Some(b':') => drop(self.calls.insert(Call::Path { of: of.to_owned(), name })),
@@ -44,32 +52,42 @@ impl Names {
         }
     }
 
-    /// Whether it may call a function: one that is open, and if it belongs to a type or a trait, one of those is named.
+    /// Whether it may call a function: one that is open, of a type or a trait that is named, if it belongs to any.
     fn may_call(&self, function: &Function) -> bool {
-        function.is_open && (function.owners.is_empty() || function.owners.iter().any(|owner| self.words.contains(owner)))
+        function.is_open && (function.owner.is_none() || self.name(&function.owner))
+    }
+
+    fn name(&self, owner: &Owner) -> bool {
+        owner.words().any(|word| self.words.contains(word))
     }
 }
 
 /// The paths of the functions that host code runs, told by names and so rather too many: those that other crates call, those that are named outside
-/// of bodies (grids, constants), and what their bodies call.
+/// of bodies (grids, constants), those of traits of other crates, which no call has to name, and what the bodies of these call.
 pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &Names) -> BTreeSet<String> {
-    let aliases = files.clone().flat_map(|file| &file.aliases).cloned().collect();
+    let all = || files.clone().flat_map(|file| &file.functions);
+    let known = all().flat_map(|function| function.owner.words()).cloned().collect();
     let mut of_name: BTreeMap<&str, Vec<&Function>> = BTreeMap::new();
-    for function in files.clone().flat_map(|file| &file.functions).filter(|function| !function.is_of_devices) {
-        of_name.entry(&function.name).or_default().push(function);
-    }
+    all().for_each(|function| of_name.entry(&function.name).or_default().push(function));
     let called = |call: &Call| {
         let functions = of_name.get(call.name()).map_or(&[][..], Vec::as_slice);
-        functions.iter().copied().filter(|function| call.may_be(function, &aliases)).collect::<Vec<_>>()
+        functions.iter().copied().filter(|function| call.may_be(function, &known)).collect::<Vec<_>>()
     };
-    let outside = files.flat_map(|file| &file.calls).flat_map(called);
-    let mut open: Vec<_> = outside.chain(names.calls.iter().flat_map(called).filter(|function| names.may_call(function))).collect();
+    let of_devices = |function: &&Function| function.is_of_devices;
+    let is_foreign = |function: &&Function| {
+        let of_trait = function.owner.of_trait.as_ref();
+        of_trait.is_some_and(|of_trait| !files.clone().any(|file| file.traits.contains(of_trait))) && names.name(&function.owner)
+    };
+    let of_hosts = names.calls.iter().flat_map(called).filter(|function| names.may_call(function));
+    let mut open: Vec<_> = of_hosts.chain(all().filter(is_foreign)).filter(|function| !of_devices(function)).collect();
+    // A grid is the host's, whatever its words are.
+    open.extend(files.clone().flat_map(|file| &file.calls).flat_map(called));
     let mut found = BTreeSet::new();
     let mut seen = BTreeSet::new();
     while let Some(function) = open.pop() {
         if seen.insert(std::ptr::from_ref(function)) {
             found.insert(function.path());
-            open.extend(function.calls.iter().flat_map(called));
+            open.extend(function.calls.iter().flat_map(called).filter(|function| !of_devices(function)));
         }
     }
     found
@@ -93,7 +111,13 @@ mod tests {
         pub fn copy(rows: u32) { device(rows); inner::<2>(rows) }
         fn device(rows: u32) -> Rows<{ 2 }> { let at = rows; Rows(at) }
         pub(crate) fn inner<const N: usize>(_: u32) where Rows<{ N }>: Sized, { () }
-        fn rows_grid(args: &CopyArgs) -> u32 { rounded(args.device) }
+        fn rows_grid(args: &CopyArgs) -> u32 { (0..whole(3)).len() + rounded(args.device) / warp::LANES }
+        fn whole(rows: u32) -> u32 { rows }
+        use crate::other::{renamed as another};
+        pub fn renamed() { 9 }
+        pub trait Policy { fn policy(&self) -> u32; }
+        impl Add for Rows<2> { fn add(self, other: Self) -> Self { Rows(self.0 + other.0) } }
+        impl Policy for f32 { fn policy(&self) -> u32 { 7 } }
         pub fn of_devices(rows: u32) -> u32 { rows + thread::index() }
         fn rounded(rows: u32) -> u32 { Rows::count(rows) + SIZE }
         pub const SIZE: u32 = size();
@@ -111,12 +135,15 @@ mod tests {
 
     #[test]
     fn the_host_runs_grids_and_what_it_names() {
-        let of_grids = names(&["Rows::count", "rounded", "rows_grid"]);
+        let of_grids = names(&["Rows::count", "renamed", "rounded", "rows_grid", "whole"]);
         assert_eq!(found("copy(); device(1); inner::<2>(1); of_devices(1); row.of(1); row.policy()"), of_grids);
-        let more = |name| of_grids.iter().cloned().chain([String::from(name)]).collect::<BTreeSet<_>>();
-        assert_eq!(found("Rows::of(1)"), more("Rows::of"));
-        assert_eq!(found("x: Rows; x.policy()"), more("Policy+Rows::policy"));
-        assert_eq!(found("Policy; x.policy()"), more("Policy+Rows::policy"));
+        let of_rows = |more: &[&str]| of_grids.iter().cloned().chain(names(&["Add+Rows::add"])).chain(names(more)).collect::<BTreeSet<_>>();
+        assert_eq!(found("Rows::of(1)"), of_rows(&["Rows::of"]));
+        assert_eq!(found("use oxtile_kernels::Rows as Many; Many::of(1)"), of_rows(&["Rows::of"]));
+        assert_eq!(found("x: Rows; x.policy()"), of_rows(&["Policy+Rows::policy"]));
+        let policies = of_grids.iter().cloned().chain(names(&["Policy::policy", "Policy+Rows::policy"])).collect();
+        assert_eq!(found("Policy; x.policy()"), policies);
+        assert_eq!(found("x.len(0..device(1))"), of_grids);
         assert_eq!(found("Other::of(1)"), of_grids);
     }
 
@@ -143,6 +170,9 @@ mod tests {
         }
         for (from, to) in [
             ("rounded(args", "2 * rounded(args"),
+            ("/ warp::LANES", "/ 2 * warp::LANES"),
+            ("self.0 + other.0", "self.0 - other.0"),
+            ("{ rows }", "{ rows + 1 }"),
             ("(rows) + SIZE", "(rows) - SIZE"),
             ("u32 { n }", "u32 { n + 1 }"),
             ("{ 4 }", "{ 8 }"),

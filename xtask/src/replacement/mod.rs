@@ -15,6 +15,7 @@ mod record;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -26,10 +27,29 @@ use anyhow::{Context, Result, ensure};
 use self::record::{Change, Record};
 use crate::{kernel, root, say, target};
 
-/// How the case binary gets them: `OXTILE_REPLACEMENT=LIBRARY`, `OXTILE_REPLACED=NAME,NAME`.
+/// A library of kernels as the case binary gets it, by the variables that [`environment`](Self::environment) gives. Its file is removed in the end.
 pub struct Replacement {
-    pub library: PathBuf,
-    pub kernels: BTreeSet<String>,
+    library: PathBuf,
+    kernels: BTreeSet<String>,
+    /// The families that an edit has changed: their other kernels are not run.
+    changed: BTreeSet<String>,
+}
+
+impl Replacement {
+    pub fn environment(&self) -> [(&'static str, OsString); 3] {
+        let list = |names: &BTreeSet<String>| Vec::from_iter(names.iter().map(String::as_str)).join(",").into();
+        [
+            ("OXTILE_REPLACEMENT", self.library.clone().into()),
+            ("OXTILE_REPLACED", list(&self.kernels)),
+            ("OXTILE_CHANGED", list(&self.changed)),
+        ]
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.library);
+    }
 }
 
 /// What runs the cases of a kernel as its source is now.
@@ -60,18 +80,23 @@ pub fn cases_of(name: &str) -> Result<Cases> {
         return Ok(Cases::Outdated(format!("no run has noted yet which cases launch `{name}`")));
     }
     let families = Families::read()?;
-    let known = kernel::known(&root().join("gpu"))?;
-    let mut features = BTreeSet::new();
-    let mut kernels = BTreeSet::new();
-    for kernel in launched {
-        // Of the conformance kernels, which have not changed.
-        let Some(family) = known.get(&kernel) else { continue };
+    let (known, conformance) = (kernel::known(&root().join("gpu"))?, kernel::known(&root().join("tests/conformance"))?);
+    let is_changed = |family: &str| {
         let whole = families.whole(family);
-        if files.iter().any(|file| families.of(file).is_none_or(|family| whole.contains(family))) {
-            features.extend(whole);
-            kernels.insert(kernel);
+        files.iter().any(|file| families.of(file).is_none_or(|family| whole.contains(family)))
+    };
+    let (mut features, mut kernels) = (BTreeSet::new(), BTreeSet::new());
+    for kernel in launched {
+        match known.get(&kernel) {
+            Some(family) if is_changed(family) => {
+                features.extend(families.whole(family));
+                kernels.insert(kernel);
+            }
+            None if !conformance.contains_key(&kernel) => return Ok(Cases::Outdated(format!("`{kernel}` is in no ratchet yet"))),
+            _ => {}
         }
     }
+    let changed = families.0.keys().filter(|family| is_changed(family)).cloned().collect();
     if kernels.is_empty() {
         return Ok(Cases::Current);
     }
@@ -79,7 +104,12 @@ pub fn cases_of(name: &str) -> Result<Cases> {
     let more = kernels.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
     say(&format!("rustc: {shown}{more} for the emulator; host code is as it was"));
     let library = compile(Path::new("gpu/src/lib.rs"), &record.tile, &features, &kernels)?;
-    Ok(Cases::Replaced(Replacement { library, kernels }))
+    let replacement = Replacement { library, kernels, changed };
+    Ok(match record.change() {
+        Change::Bodies(_) => Cases::Replaced(replacement),
+        // It was edited again meanwhile.
+        Change::More(why) => Cases::Outdated(why),
+    })
 }
 
 /// The kernels that the cases of a kernel launch, as an earlier run noted it.
@@ -97,7 +127,7 @@ impl Families {
         let path = root().join("gpu/Cargo.toml");
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let manifest: toml::Table = text.parse().with_context(|| path.display().to_string())?;
-        let features = manifest["features"].as_table().context("gpu/Cargo.toml has no features")?;
+        let features = manifest.get("features").and_then(toml::Value::as_table).context("gpu/Cargo.toml has no features")?;
         let names =
             |value: &toml::Value| value.as_array().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
         Ok(Self(features.iter().map(|(name, value)| (name.clone(), names(value))).collect()))
@@ -127,7 +157,8 @@ impl Families {
 fn compile(source: &Path, tile: &Path, features: &BTreeSet<String>, kernels: &BTreeSet<String>) -> Result<PathBuf> {
     let folder = target().join("oxtile/replacement");
     fs::create_dir_all(&folder)?;
-    // A name of its own: a program that runs still has the last one open.
+    clear(&folder)?;
+    // A name of its own: another process may be here too.
     let [objects, library] = ["rlib", "so"].map(|kind| folder.join(format!("{}.{kind}", std::process::id())));
     let mut rustc = Command::new("rustc");
     rustc.current_dir(root()).args(["--crate-name=oxtile_kernels", "--edition=2024", "--crate-type=lib"]).arg(source);
@@ -145,10 +176,22 @@ fn compile(source: &Path, tile: &Path, features: &BTreeSet<String>, kernels: &BT
     ensure!(status.success(), "the kernel does not compile: see above");
     let mut linker = Command::new("cc");
     linker.args(["-shared", "-Wl,-z,noexecstack,--whole-archive"]).arg(&objects).arg("-Wl,--no-whole-archive").arg("-o").arg(&library);
-    let status = linker.status().context("cannot run cc, the linker")?;
-    ensure!(status.success(), "the kernel cannot be linked: see above");
+    let status = linker.status().context("cannot run cc, the linker");
     fs::remove_file(objects)?;
+    ensure!(status?.success(), "cc cannot link the kernel: see above; `cargo run -p oxtile-tests` takes the whole case binary");
     Ok(library)
+}
+
+/// Removes what processes that ended early left there.
+fn clear(folder: &Path) -> Result<()> {
+    for file in fs::read_dir(folder)? {
+        let path = file?.path();
+        let process = path.file_stem().and_then(|stem| stem.to_str()).filter(|stem| stem.bytes().all(|byte| byte.is_ascii_digit()));
+        if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+            let _ = fs::remove_file(path);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -165,17 +208,29 @@ mod tests {
         // Builds with other features leave others there, of which the case binary has no function.
         for tile in found.filter(is_tile) {
             let library = compile(source, &tile, &names("copy"), &names("copy_words")).unwrap();
-            let run = |name| {
-                let mut cases = compiled_cases();
-                cases.env_remove("OXTILE_LAUNCHES").env("OXTILE_REPLACEMENT", &library).env("OXTILE_REPLACED", name);
-                cases.arg("emulated::small::copy_words").output().unwrap().status
+            let mut replacement = Replacement { library, kernels: names("copy_words"), changed: names("copy") };
+            let run = |replacement: &Replacement, cases: &str| {
+                let mut program = compiled_cases();
+                program
+                    .env_remove("OXTILE_LAUNCHES")
+                    .envs(replacement.environment())
+                    .arg(cases)
+                    .output()
+                    .expect("`cargo test --workspace` compiles it")
             };
-            let (status, of_none) = (run("copy_words"), run("no_such"));
-            fs::remove_file(&library).unwrap();
-            assert_eq!(of_none.code(), Some(UNLOADABLE));
-            if status.code() != Some(UNLOADABLE) {
-                return status.success();
+            let found = run(&replacement, "emulated::small::copy_words");
+            if found.status.code() == Some(UNLOADABLE) {
+                continue;
             }
+            // Where a kernel of a changed family is launched that the library does not have, and where it lacks one that was asked for.
+            replacement.changed = names("fill");
+            let unchanged = run(&replacement, "emulated::small::fill_rows");
+            assert_eq!(unchanged.status.code(), Some(UNLOADABLE), "{}", String::from_utf8_lossy(&unchanged.stderr));
+            replacement.kernels = names("no_such");
+            assert_eq!(run(&replacement, "emulated::small::copy_words").status.code(), Some(UNLOADABLE));
+            let wrong = String::from_utf8_lossy(&found.stdout).contains("target[0] is");
+            assert_eq!(found.status.success(), !wrong, "{found:?}");
+            return !wrong;
         }
         panic!("no build of oxtile-tile is that of the case binary: `cargo test --workspace` compiles both");
     }
@@ -187,7 +242,7 @@ mod tests {
         let head = "#![no_std]\n#[path = \"copy.rs\"]\npub mod copy;\noxtile_tile::source_hash!();\n";
         fs::write(&source, head).unwrap();
         let kernel = fs::read_to_string(root().join("gpu/src/copy.rs")).unwrap();
-        let wrong = kernel.replace("target.store(i, source.load(i))", "target.store(i, source.load(i) + 1)");
+        let wrong = kernel.replace("target.store(i, source.load(i))", "target.store(i, source.load(i) ^ 1)");
         assert_ne!(kernel, wrong);
         for (text, is_right) in [(kernel, true), (wrong, false)] {
             fs::write(folder.path().join("copy.rs"), text).unwrap();

@@ -5,6 +5,7 @@ use std::{
     fs,
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
+    process::Command,
     time::SystemTime,
 };
 
@@ -18,10 +19,12 @@ use crate::{root, target};
 
 /// The case binary and what it was compiled from.
 pub struct Record {
-    /// The program's time and length.
-    program: String,
+    /// Times and lengths of the program and of `oxtile-tile`.
+    programs: [String; 2],
     /// `oxtile-tile` as the program was linked with it.
     pub tile: PathBuf,
+    /// The compiler and its flags.
+    compiler: String,
     /// The functions of the kernels' crate that host code runs.
     host: BTreeSet<String>,
     files: BTreeMap<PathBuf, Source>,
@@ -46,11 +49,18 @@ impl Record {
     /// What was written; `None` if nothing was, or of another program than the one that lies there.
     pub fn read() -> Option<Self> {
         let text = fs::read_to_string(path()).ok()?;
-        let mut record = Self { program: String::new(), tile: PathBuf::new(), host: BTreeSet::new(), files: BTreeMap::new() };
+        let mut record = Self {
+            programs: Default::default(),
+            tile: PathBuf::new(),
+            compiler: String::new(),
+            host: BTreeSet::new(),
+            files: BTreeMap::new(),
+        };
         for line in text.lines() {
             match *line.split('\t').collect::<Vec<_>>() {
-                ["program", stamp] => record.program = stamp.into(),
-                ["tile", path] => record.tile = path.into(),
+                ["program", stamp] => record.programs[0] = stamp.into(),
+                ["tile", stamp, path] => (record.programs[1], record.tile) = (stamp.into(), path.into()),
+                ["compiler", hash] => record.compiler = hash.into(),
                 ["host", name] => drop(record.host.insert(name.into())),
                 ["source", hash, outline, path] => {
                     let outline = (!outline.is_empty()).then(|| outline.into());
@@ -59,7 +69,8 @@ impl Record {
                 _ => return None,
             }
         }
-        (record.tile.exists() && stamp(&program()).ok()? == record.program).then_some(record)
+        let programs = [stamp(&program()).ok()?, stamp(&record.tile).ok()?];
+        (programs == record.programs && compiler().ok()? == record.compiler).then_some(record)
     }
 
     /// Notes what cargo has just compiled; nothing if a source is younger than `start`, when cargo was called.
@@ -68,11 +79,15 @@ impl Record {
         let listed = fs::read_to_string(&listed).with_context(|| format!("cannot read {}", listed.display()))?;
         // `program: file file ..`; a space within a path has a backslash.
         let files = listed.split_once(": ").map_or("", |(_, files)| files.trim_end()).replace("\\ ", "\0");
-        let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "gpu/Cargo.toml", "host/Cargo.toml", "tests/Cargo.toml"];
+        let manifests = ["", "gpu/", "gpu/emulator/", "gpu/macros/", "gpu/tile/", "host/", "tests/", "tests/conformance/"];
+        let manifests = manifests.map(|folder| format!("{folder}Cargo.toml"));
+        let manifests = manifests.into_iter().chain([".cargo/config.toml", "Cargo.lock"].map(str::to_owned));
         let paths = files.split(' ').map(|path| PathBuf::from(path.replace('\0', " "))).chain(manifests.map(|path| root().join(path)));
+        // What build scripts wrote is made of sources.
+        let paths = paths.filter(|path| path.is_file() && !path.starts_with(target()));
         let (mut texts, mut outlines) = (BTreeMap::new(), BTreeMap::new());
         let mut names = Names::default();
-        for path in paths.filter(|path| path.is_file()) {
+        for path in paths {
             if fs::metadata(&path)?.modified()? > start {
                 let _ = fs::remove_file(self::path());
                 return Ok(());
@@ -87,7 +102,8 @@ impl Record {
             texts.insert(path, text);
         }
         let host = host::functions(outlines.values(), &names);
-        let mut record = format!("program\t{}\ntile\t{}\n", stamp(&program())?, tile.display());
+        let (program, of_tile) = (stamp(&program())?, stamp(tile)?);
+        let mut record = format!("program\t{program}\ntile\t{of_tile}\t{}\ncompiler\t{}\n", tile.display(), compiler()?);
         host.iter().for_each(|name| record.push_str(&format!("host\t{name}\n")));
         for (path, text) in &texts {
             let outline = outlines.get(path).map_or(String::new(), |outline| hash(&outline.with_bodies(&host)));
@@ -139,4 +155,12 @@ fn hash(text: &str) -> String {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     format!("{:016x}", hasher.finish())
+}
+
+/// The compiler, and what changes its output from outside.
+fn compiler() -> Result<String> {
+    let rustc = Command::new("rustc").arg("-vV").current_dir(root()).output().context("cannot run rustc")?;
+    let flags = |name: &str| ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"].contains(&name) || name.starts_with("CARGO_PROFILE_");
+    let flags: Vec<_> = std::env::vars().filter(|(name, _)| flags(name)).collect();
+    Ok(hash(&format!("{}{flags:?}", String::from_utf8_lossy(&rustc.stdout))))
 }

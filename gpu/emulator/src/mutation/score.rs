@@ -110,9 +110,9 @@ pub struct BaselineFailure {
 /// The seeds of a score. All are alike where a list is given alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds<'a> {
-    /// Those under which a mutant runs until it is reported.
+    /// The seeds of the unchanged job, and those under which a mutant runs until it is reported.
     pub mutants: &'a [u64],
-    /// Those of the unchanged job, and of mutants that a list excuses: these run under all of them.
+    /// The seeds of mutants that a list excuses: these run under all of them.
     pub excused: &'a [u64],
 }
 
@@ -141,7 +141,7 @@ pub fn score<'a>(
     let seeds = seeds.into();
     let mut baseline = Report::default();
     let mut longest = 0;
-    for &seed in seeds.excused {
+    for &seed in seeds.mutants {
         match run(&Options::check(seed)) {
             Outcome::Passed(report) => {
                 longest = longest.max(report.steps);
