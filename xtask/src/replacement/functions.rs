@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, iter::Peekable};
 
 use anyhow::{Result, anyhow};
-use proc_macro2::{Delimiter, Group, Spacing, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 /// What only a thread of a kernel can do, or has: on the host it panics. The modules of the DSL and the types that its functions take.
 const OF_DEVICES: [&str; 12] = [
@@ -28,7 +28,9 @@ pub struct Function {
     /// Code of another crate may call it: it is `pub`, or a trait's.
     pub is_open: bool,
     pub owner: Owner,
-    /// Host code never calls it: it stands below `#[kernel]`, takes what kernels alone have, or asks what thread it is.
+    /// It stands below `#[kernel]`: host code launches it.
+    pub is_kernel: bool,
+    /// Host code never calls it, unless it is a grid: it is a kernel, takes what kernels alone have, or asks what thread it is.
     pub is_of_devices: bool,
     /// What its body names.
     pub calls: BTreeSet<Call>,
@@ -97,10 +99,14 @@ impl Call {
 #[derive(Debug, Default)]
 pub struct Outline {
     pub functions: Vec<Function>,
-    /// What is named outside of bodies, without names after `fn` and without what `use` names.
+    /// What attributes, constants, macros and bodies of `const` functions name.
     pub calls: BTreeSet<Call>,
+    /// What attributes of kernels name: their grids.
+    pub of_kernels: BTreeSet<Call>,
     /// The traits that it defines.
     pub traits: BTreeSet<String>,
+    /// Every word.
+    pub words: BTreeSet<String>,
     /// The tokens, where `{}` stands for a body and its number in `functions` before it; no documentation.
     tokens: Vec<Token>,
 }
@@ -117,6 +123,7 @@ impl Outline {
     pub fn of(text: &str) -> Result<Self> {
         let tokens: TokenStream = text.parse().map_err(|error| anyhow!("{error}"))?;
         let mut outline = Self::default();
+        words(tokens.clone(), &mut outline.words);
         outline.items(tokens, &Owner::default());
         Ok(outline)
     }
@@ -161,9 +168,9 @@ impl Outline {
                             self.text(&group);
                             self.renamed_in(group.stream());
                         }
-                        Delimiter::Brace => self.seen(TokenTree::Group(group)),
+                        Delimiter::Brace => self.part(TokenTree::Group(group), &whole),
                         _ => {
-                            self.seen(TokenTree::Group(group));
+                            self.part(TokenTree::Group(group), &whole);
                             // `pub(crate)` is not for other crates.
                             item = Item { is_public: whole.is_public && !whole.after_pub, ..whole };
                         }
@@ -177,14 +184,21 @@ impl Outline {
                     let generic = matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == '<');
                     item.word(&token, generic);
                     // What `use` names is not called there, but by another name it may be.
-                    if !item.has("use") {
-                        self.seen(token);
-                    } else {
-                        self.text(&token);
+                    if item.has("use") {
                         self.renamed(&token, tokens.peek());
                     }
+                    self.part(token, &item);
                 }
             }
+        }
+    }
+
+    /// A token of an item that is no function. Constants may hold functions, and macros anything; types call none.
+    fn part(&mut self, token: TokenTree, item: &Item) {
+        if ["const", "static", "macro_rules"].iter().any(|word| item.has(word)) || item.is_macro {
+            self.seen(token);
+        } else {
+            self.text(&without_documentation(token));
         }
     }
 
@@ -214,7 +228,10 @@ impl Outline {
         let Some(TokenTree::Group(group)) = tokens.next() else { return };
         let first = group.stream().into_iter().next().map(|token| token.to_string()).unwrap_or_default();
         if first != "doc" {
-            item.is_kernel |= first == "kernel" && inner.is_none();
+            if first == "kernel" && inner.is_none() {
+                item.is_kernel = true;
+                collect(group.stream(), &mut self.of_kernels);
+            }
             self.seen(TokenTree::Group(group));
         }
     }
@@ -243,7 +260,7 @@ impl Outline {
                         item.is_kernel || is_of_devices(signature.into_iter().collect(), false) || is_of_devices(body.stream(), true);
                     let is_open = item.is_public || owner.of_trait.is_some();
                     self.tokens.push(Token::Body { function: self.functions.len(), text: body.to_string() });
-                    self.functions.push(Function { name, is_open, owner: owner.clone(), is_of_devices, calls });
+                    self.functions.push(Function { name, is_open, owner: owner.clone(), is_kernel: item.is_kernel, is_of_devices, calls });
                     return;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => return self.text(&punct),
@@ -276,6 +293,7 @@ struct Item {
     types: Vec<String>,
     depth: i32,
     after_dash: bool,
+    is_macro: bool,
     is_public: bool,
     is_kernel: bool,
     /// `impl Trait for Type`.
@@ -290,6 +308,7 @@ impl Item {
             let ends = punct.as_char() == '>' && !self.after_dash;
             self.depth += i32::from(punct.as_char() == '<') - i32::from(ends);
         }
+        self.is_macro |= matches!(token, TokenTree::Punct(punct) if punct.as_char() == '!');
         self.after_dash = matches!(token, TokenTree::Punct(punct) if punct.as_char() == '-');
         if let TokenTree::Ident(ident) = token {
             let word = ident.to_string();
@@ -353,41 +372,43 @@ fn is_of_devices(tokens: TokenStream, in_body: bool) -> bool {
     })
 }
 
-/// What tokens may call, at any depth: no field that is read (`.rows`) or given (`rows: 1`).
+/// What tokens may call, at any depth: no field that is read (`.rows`) or given (`rows: 1`), and no module before a name (`rows::grid`).
 fn collect(tokens: TokenStream, calls: &mut BTreeSet<Call>) {
-    let mut tokens = tokens.into_iter().peekable();
-    // The last token if it was a dot or a colon, and the last word before it.
-    let (mut before, mut of) = (' ', String::new());
-    while let Some(token) = tokens.next() {
-        if let TokenTree::Ident(ident) = &token {
-            let is_called = match tokens.peek() {
-                Some(TokenTree::Punct(next)) if next.as_char() == ':' => next.spacing() == Spacing::Joint,
-                Some(TokenTree::Group(next)) => next.delimiter() == Delimiter::Parenthesis,
-                _ => false,
-            };
-            let is_given = matches!(tokens.peek(), Some(TokenTree::Punct(next)) if next.as_char() == ':' && !is_called);
-            let name = ident.to_string();
-            match before {
-                '.' if is_called => drop(calls.insert(Call::Method(name))),
-                '.' => {}
-                ':' => drop(calls.insert(Call::Path { of: std::mem::take(&mut of), name })),
-                _ if !is_given => drop(calls.insert(Call::Free(name))),
-                _ => {}
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let is = |at: Option<usize>, char| matches!(at.and_then(|at| tokens.get(at)), Some(TokenTree::Punct(punct)) if punct.as_char() == char);
+    // The last word; none after generics, `Type::<..>::name`, which may be of any type.
+    let mut of = String::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let back = |by: usize| at.checked_sub(by);
+        match token {
+            TokenTree::Group(group) => collect(group.stream(), calls),
+            TokenTree::Punct(punct) if punct.as_char() == '>' => of.clear(),
+            TokenTree::Ident(ident) => {
+                let next = tokens.get(at + 1);
+                let (colon, path) = (is(Some(at + 1), ':'), is(Some(at + 1), ':') && is(Some(at + 2), ':'));
+                let is_called = path || matches!(next, Some(TokenTree::Group(next)) if next.delimiter() == Delimiter::Parenthesis);
+                let is_module = path && matches!(tokens.get(at + 3), Some(TokenTree::Ident(_)));
+                let name = ident.to_string();
+                if is(back(1), ':') && is(back(2), ':') {
+                    calls.insert(Call::Path { of: std::mem::take(&mut of), name });
+                } else if is(back(1), '.') && !is(back(2), '.') {
+                    calls.extend(is_called.then_some(Call::Method(name)));
+                } else if !is_module && (path || !colon) {
+                    calls.insert(Call::Free(name));
+                }
+                of = ident.to_string();
             }
-            of = ident.to_string();
+            _ => {}
         }
-        before = match &token {
-            // `0..rows(n)`
-            TokenTree::Punct(punct) if punct.as_char() == '.' && before == '.' => ' ',
-            TokenTree::Punct(punct) => punct.as_char(),
-            _ => ' ',
-        };
-        // After generics, `Type::<..>::name`, it may be of any type.
-        if before == '>' {
-            of.clear();
-        }
-        if let TokenTree::Group(group) = token {
-            collect(group.stream(), calls);
+    }
+}
+
+fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) => drop(found.insert(ident.to_string())),
+            TokenTree::Group(group) => words(group.stream(), found),
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
     }
 }

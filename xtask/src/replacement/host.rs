@@ -63,34 +63,45 @@ impl Names {
 }
 
 /// The paths of the functions that host code runs, told by names and so rather too many: those that other crates call, those that are named outside
-/// of bodies (grids, constants), those of traits of other crates, which no call has to name, and what the bodies of these call.
-pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &Names) -> BTreeSet<String> {
-    let all = || files.clone().flat_map(|file| &file.functions);
-    let known = all().flat_map(|function| function.owner.words()).cloned().collect();
-    let mut of_name: BTreeMap<&str, Vec<&Function>> = BTreeMap::new();
-    all().for_each(|function| of_name.entry(&function.name).or_default().push(function));
+/// of bodies (grids, constants), those of traits of other crates, which no call has to name, and what the bodies of these call. A file calls
+/// methods of types and traits that it names.
+///
+/// Those of each file, in the order of the files.
+pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &Names) -> Vec<BTreeSet<String>> {
+    let all = || files.clone().flat_map(|file| file.functions.iter().map(move |function| (file, function)));
+    let known = all().flat_map(|(_, function)| function.owner.words()).cloned().collect();
+    let mut of_name: BTreeMap<&str, Vec<(&Outline, &Function)>> = BTreeMap::new();
+    all().for_each(|(file, function)| of_name.entry(&function.name).or_default().push((file, function)));
     let called = |call: &Call| {
         let functions = of_name.get(call.name()).map_or(&[][..], Vec::as_slice);
-        functions.iter().copied().filter(|function| call.may_be(function, &known)).collect::<Vec<_>>()
+        functions.iter().copied().filter(|(_, function)| !function.is_kernel && call.may_be(function, &known)).collect::<Vec<_>>()
     };
-    let of_devices = |function: &&Function| function.is_of_devices;
-    let is_foreign = |function: &&Function| {
+    let called_in = |file: &Outline, call: &Call| {
+        let names = |owner: &Owner| owner.is_none() || owner.words().any(|word| file.words.contains(word));
+        called(call).into_iter().filter(|(_, function)| names(&function.owner)).collect::<Vec<_>>()
+    };
+    let is_foreign = |function: &Function| {
         let of_trait = function.owner.of_trait.as_ref();
         of_trait.is_some_and(|of_trait| !files.clone().any(|file| file.traits.contains(of_trait))) && names.name(&function.owner)
     };
-    let of_hosts = names.calls.iter().flat_map(called).filter(|function| names.may_call(function));
-    let mut open: Vec<_> = of_hosts.chain(all().filter(is_foreign)).filter(|function| !of_devices(function)).collect();
+    let of_hosts = names.calls.iter().flat_map(called).filter(|(_, function)| names.may_call(function));
+    let foreign = all().filter(|(_, function)| is_foreign(function));
+    let outside = files.clone().flat_map(|file| file.calls.iter().flat_map(|call| called_in(file, call)).collect::<Vec<_>>());
+    let mut open: Vec<_> = of_hosts.chain(foreign).chain(outside).filter(|(_, function)| !function.is_of_devices).collect();
     // A grid is the host's, whatever its words are.
-    open.extend(files.clone().flat_map(|file| &file.calls).flat_map(called));
-    let mut found = BTreeSet::new();
+    open.extend(files.clone().flat_map(|file| file.of_kernels.iter().flat_map(|call| called_in(file, call)).collect::<Vec<_>>()));
     let mut seen = BTreeSet::new();
-    while let Some(function) = open.pop() {
+    while let Some((file, function)) = open.pop() {
         if seen.insert(std::ptr::from_ref(function)) {
-            found.insert(function.path());
-            open.extend(function.calls.iter().flat_map(called).filter(|function| !of_devices(function)));
+            let calls = function.calls.iter().flat_map(|call| called_in(file, call));
+            open.extend(calls.filter(|(_, function)| !function.is_of_devices));
         }
     }
-    found
+    let of_file = |file: &Outline| {
+        let found = file.functions.iter().filter(|function| seen.contains(&std::ptr::from_ref(*function)));
+        found.map(Function::path).collect()
+    };
+    files.map(of_file).collect()
 }
 
 #[cfg(test)]
@@ -130,7 +141,7 @@ mod tests {
     fn found(text: &str) -> BTreeSet<String> {
         let mut host = Names::default();
         host.add(&format!("use oxtile_kernels::x; {text}"));
-        functions([&Outline::of(FILE).unwrap()].into_iter(), &host)
+        functions([&Outline::of(FILE).unwrap()].into_iter(), &host).remove(0)
     }
 
     #[test]

@@ -25,16 +25,14 @@ pub struct Record {
     pub tile: PathBuf,
     /// The compiler and its flags.
     compiler: String,
-    /// The functions of the kernels' crate that host code runs.
-    host: BTreeSet<String>,
     files: BTreeMap<PathBuf, Source>,
 }
 
 /// A source file, below the root.
 struct Source {
     hash: String,
-    /// Of a file of kernels: the hash of what host code sees of it.
-    outline: Option<String>,
+    /// Of a file of kernels: the hash of what host code sees of it, and its functions that host code runs.
+    outline: Option<(String, BTreeSet<String>)>,
 }
 
 /// What has changed since.
@@ -49,21 +47,15 @@ impl Record {
     /// What was written; `None` if nothing was, or of another program than the one that lies there.
     pub fn read() -> Option<Self> {
         let text = fs::read_to_string(path()).ok()?;
-        let mut record = Self {
-            programs: Default::default(),
-            tile: PathBuf::new(),
-            compiler: String::new(),
-            host: BTreeSet::new(),
-            files: BTreeMap::new(),
-        };
+        let mut record = Self { programs: Default::default(), tile: PathBuf::new(), compiler: String::new(), files: BTreeMap::new() };
         for line in text.lines() {
             match *line.split('\t').collect::<Vec<_>>() {
                 ["program", stamp] => record.programs[0] = stamp.into(),
                 ["tile", stamp, path] => (record.programs[1], record.tile) = (stamp.into(), path.into()),
                 ["compiler", hash] => record.compiler = hash.into(),
-                ["host", name] => drop(record.host.insert(name.into())),
-                ["source", hash, outline, path] => {
-                    let outline = (!outline.is_empty()).then(|| outline.into());
+                ["source", hash, outline, host, path] => {
+                    let host = || host.split(' ').map(str::to_owned).collect();
+                    let outline = (!outline.is_empty()).then(|| (outline.into(), host()));
                     drop(record.files.insert(path.into(), Source { hash: hash.into(), outline }));
                 }
                 _ => return None,
@@ -102,12 +94,14 @@ impl Record {
             texts.insert(path, text);
         }
         let host = host::functions(outlines.values(), &names);
+        let host: BTreeMap<_, _> = outlines.keys().zip(host).collect();
         let (program, of_tile) = (stamp(&program())?, stamp(tile)?);
         let mut record = format!("program\t{program}\ntile\t{of_tile}\t{}\ncompiler\t{}\n", tile.display(), compiler()?);
-        host.iter().for_each(|name| record.push_str(&format!("host\t{name}\n")));
         for (path, text) in &texts {
-            let outline = outlines.get(path).map_or(String::new(), |outline| hash(&outline.with_bodies(&host)));
-            record.push_str(&format!("source\t{}\t{outline}\t{}\n", hash(text), path.display()));
+            let seen =
+                outlines.get(path).map(|outline| (hash(&outline.with_bodies(&host[path])), Vec::from_iter(host[path].iter().cloned())));
+            let (outline, host) = seen.unwrap_or_default();
+            record.push_str(&format!("source\t{}\t{outline}\t{}\t{}\n", hash(text), host.join(" "), path.display()));
         }
         fs::create_dir_all(self::path().parent().expect("a folder of the target directory"))?;
         fs::write(self::path(), record).with_context(|| format!("cannot write {}", self::path().display()))
@@ -124,7 +118,7 @@ impl Record {
             }
             match (&source.outline, Outline::of(&text)) {
                 (None, _) => return Change::More(format!("{shown} has changed")),
-                (Some(outline), Ok(now)) if hash(&now.with_bodies(&self.host)) == *outline => drop(bodies.insert(path.clone())),
+                (Some((outline, host)), Ok(now)) if hash(&now.with_bodies(host)) == *outline => drop(bodies.insert(path.clone())),
                 _ => return Change::More(format!("{shown} has changed in what host code sees")),
             }
         }
