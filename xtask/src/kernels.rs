@@ -94,9 +94,15 @@ pub fn build_ptx(arguments: &mut Parser) -> Result<ExitCode> {
     let sources = passed::sources()?;
     for folder in &options.crates {
         let start = Instant::now();
-        // The table is printed even where the kernels may not be used: it shows what to mend.
-        table(&options.builder(folder).inspect()?);
-        let build = options.builder(folder).build()?;
+        let build = match options.builder(folder).build() {
+            Ok(build) => build,
+            // The table is printed even where the kernels may not be used: it shows what to mend.
+            Err(error) => {
+                table(&options.builder(folder).inspect()?);
+                return Err(error.into());
+            }
+        };
+        table(&build);
         println!("{} kernels in {} ({:.1} s)", build.kernels.len(), build.out_dir.display(), start.elapsed().as_secs_f64());
         if let Some(kernels) = build.out_dir.parent().filter(|_| options.checked) {
             println!("programs load them with OXTILE_KERNELS={}", kernels.display());
