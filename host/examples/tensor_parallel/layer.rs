@@ -109,16 +109,20 @@ impl Products {
     /// Binds them to a rank's tensors. Meets the other ranks.
     pub fn bind<'l>(&'l self, stream: &Stream, tensors: &'l Tensors) -> Result<Layer<'l>> {
         let Tensors { up, bias, down, z, activated, dz, .. } = tensors;
-        let keeping = Epilogue { bias: Some(bias.view()), kept: Some(lend(z)), ..Epilogue::default() };
-        let deriving = Epilogue { input: Some(z.view()), bias_gradient: Some(lend(&tensors.dbias)), ..Epilogue::default() };
+        // SAFETY: `Layer` enqueues all products on one stream, each of which reads other buffers than it writes; the host reads them after the stream alone.
+        let [of_z, of_activated, of_dz, of_y, of_dx] = unsafe { [lend(z), lend(activated), lend(dz), lend(&tensors.y), lend(&tensors.dx)] };
+        // SAFETY: as above.
+        let [of_bias, of_up, of_down] = unsafe { [lend(&tensors.dbias), lend(&tensors.dup), lend(&tensors.ddown)] };
+        let keeping = Epilogue { bias: Some(bias.view()), kept: Some(of_z), ..Epilogue::default() };
+        let deriving = Epilogue { input: Some(z.view()), bias_gradient: Some(of_bias), ..Epilogue::default() };
         Ok(Layer {
             tensors,
-            up: self.up.bind_epilogue(stream, up.view(), None, keeping, lend(activated))?,
-            down: self.down.bind(stream, activated.view(), down.view(), None, lend(&tensors.y))?,
-            down_input: self.down_input.bind_epilogue(stream, down.view(), None, deriving, lend(dz))?,
-            down_weight: self.down_weight.bind(stream, activated.view(), None, lend(&tensors.ddown))?,
-            up_input: self.up_input.bind(stream, dz.view(), up.view(), None, lend(&tensors.dx))?,
-            up_weight: self.up_weight.bind(stream, dz.view(), None, lend(&tensors.dup))?,
+            up: self.up.bind_epilogue(stream, up.view(), None, keeping, of_activated)?,
+            down: self.down.bind(stream, activated.view(), down.view(), None, of_y)?,
+            down_input: self.down_input.bind_epilogue(stream, down.view(), None, deriving, of_dz)?,
+            down_weight: self.down_weight.bind(stream, activated.view(), None, of_down)?,
+            up_input: self.up_input.bind(stream, dz.view(), up.view(), None, of_dx)?,
+            up_weight: self.up_weight.bind(stream, dz.view(), None, of_up)?,
         })
     }
 }
@@ -146,10 +150,12 @@ pub struct Tensors {
 }
 
 /// Memory of the layer, to be written by one product.
-fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
+///
+/// # Safety
+/// What uses it and what uses other views of the buffer is enqueued on one stream, and no product takes two views of a buffer of which one is written.
+unsafe fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
     let access = buffer.view().access("memory of the layer");
-    // SAFETY: an address, a length and an owner of a live buffer. All work on memory of the layer is enqueued on one stream, no product takes two views of a buffer of which one is written, and the host reads
-    // the buffers after the stream alone.
+    // SAFETY: an address, a length and an owner of a live buffer, which the view borrows; the caller keeps uses apart.
     unsafe { DeviceViewMut::from_raw(access.address, buffer.len(), access.owner) }
 }
 

@@ -12,6 +12,9 @@ use super::table::GemmOperands;
 use crate::runtime::{Bound, Buffer, Device, Error, Loaded, Result, Stream};
 use crate::tensor::shape::numel;
 
+/// Columns that the grid of the kernel after a product has: 65535 times those of a warp.
+const MOST_COLUMNS: u64 = u16::MAX as u64 * 32;
+
 /// What a binding adds to a product. Begin with `Epilogue::default()`, which is nothing.
 ///
 /// The result is `activation(alpha * (A B) + beta * D + bias)`, in this order. Bias, factors and [`Activation::Gelu`] are fused with the product. What is
@@ -63,6 +66,11 @@ impl<'a, O> Epilogue<'a, O> {
         }
         if let Some(sums) = &self.bias_gradient {
             Error::check_length("Epilogue::bias_gradient", n, sums.len())?;
+        }
+        let follows = self.kept.is_some() || self.input.is_some() || self.bias_gradient.is_some();
+        if follows && n > MOST_COLUMNS {
+            let why = format!("n is {n}, and a kernel after the product takes at most {MOST_COLUMNS} columns: cut the product by columns");
+            return Err(Error::Invalid { what, why });
         }
         let reads = activation == Activation::GeluGradient;
         let why = if self.kept.is_some() && activation != Activation::Gelu {

@@ -143,7 +143,7 @@ impl AllGatherConfig {
         if !self.keeps_input {
             Ok(())
         } else if self.activation != Activation::Gelu {
-            Err("nothing comes after the product whose input could be kept: take Activation::Gelu, or leave keeps_input".to_owned())
+            Err("no GELU comes after the product, whose input could be kept: take Activation::Gelu, or leave keeps_input".to_owned())
         } else if self.beta != 0.0 {
             Err(format!("beta is {}: it is 0 where the input of GELU is kept", self.beta))
         } else {

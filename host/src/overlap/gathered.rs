@@ -183,10 +183,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     }
 
     /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. A fused kernel [keeps](AllGatherConfig::keeps_input) the input of
-    /// GELU itself, and takes the derivative itself of bf16 where neither operand is transposed; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
+    /// GELU itself, and takes the derivative itself of bf16 rows where neither operand is transposed; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or a kept matrix that begins at no multiple of 16 bytes.
+    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or, where an input is kept, a kept matrix or a result that begins at no multiple of 16 bytes.
     pub fn bind_epilogue<'a>(
         &'a self,
         stream: &Stream,

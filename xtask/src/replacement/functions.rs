@@ -21,6 +21,10 @@ const OF_DEVICES: [&str; 12] = [
     "TensorMap",
 ];
 
+/// What only host code has: who checks arguments and makes a grid of them takes it or gives it. And how the types of arguments end.
+const OF_HOSTS: [&str; 4] = ["Checked", "DeviceLimits", "Grid", "LaunchError"];
+const ARGUMENTS: [&str; 3] = ["Args", "Argument", "Table"];
+
 /// A function with a body.
 #[derive(Debug)]
 pub struct Function {
@@ -30,6 +34,8 @@ pub struct Function {
     pub owner: Owner,
     /// It stands below `#[kernel]`: host code launches it.
     pub is_kernel: bool,
+    /// It checks arguments, or belongs to them: host code runs it.
+    pub is_of_hosts: bool,
     /// Host code never calls it, unless it is a grid: it is a kernel, takes what kernels alone have, or asks what thread it is.
     pub is_of_devices: bool,
     /// What its body names.
@@ -256,11 +262,24 @@ impl Outline {
                     }
                     let mut calls = BTreeSet::new();
                     collect(body.stream(), &mut calls);
+                    let signature: TokenStream = signature.into_iter().collect();
+                    let mut named = BTreeSet::new();
+                    words(signature.clone(), &mut named);
+                    let is_of_arguments = owner.types.iter().any(|word| ARGUMENTS.iter().any(|end| word.ends_with(end)));
+                    let is_of_hosts = !item.is_kernel && (is_of_arguments || OF_HOSTS.iter().any(|word| named.contains(*word)));
                     let is_of_devices =
-                        item.is_kernel || is_of_devices(signature.into_iter().collect(), false) || is_of_devices(body.stream(), true);
+                        item.is_kernel || !is_of_hosts && (is_of_devices(signature, false) || is_of_devices(body.stream(), true));
                     let is_open = item.is_public || owner.of_trait.is_some();
                     self.tokens.push(Token::Body { function: self.functions.len(), text: body.to_string() });
-                    self.functions.push(Function { name, is_open, owner: owner.clone(), is_kernel: item.is_kernel, is_of_devices, calls });
+                    self.functions.push(Function {
+                        name,
+                        is_open,
+                        owner: owner.clone(),
+                        is_kernel: item.is_kernel,
+                        is_of_hosts,
+                        is_of_devices,
+                        calls,
+                    });
                     return;
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ';' => return self.text(&punct),

@@ -63,8 +63,8 @@ impl Names {
 }
 
 /// The paths of the functions that host code runs, told by names and so rather too many: those that other crates call, those that are named outside
-/// of bodies (grids, constants), those of traits of other crates, which no call has to name, and what the bodies of these call. A file calls
-/// methods of types and traits that it names.
+/// of bodies (grids, constants), those that check arguments, those of traits of other crates, which no call has to name, and what the bodies of these call: of methods, those of
+/// types and traits that the file or another crate names.
 ///
 /// Those of each file, in the order of the files.
 pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &Names) -> Vec<BTreeSet<String>> {
@@ -77,8 +77,8 @@ pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &N
         functions.iter().copied().filter(|(_, function)| !function.is_kernel && call.may_be(function, &known)).collect::<Vec<_>>()
     };
     let called_in = |file: &Outline, call: &Call| {
-        let names = |owner: &Owner| owner.is_none() || owner.words().any(|word| file.words.contains(word));
-        called(call).into_iter().filter(|(_, function)| names(&function.owner)).collect::<Vec<_>>()
+        let is_named = |owner: &Owner| owner.is_none() || owner.words().any(|word| file.words.contains(word)) || names.name(owner);
+        called(call).into_iter().filter(|(_, function)| is_named(&function.owner)).collect::<Vec<_>>()
     };
     let is_foreign = |function: &Function| {
         let of_trait = function.owner.of_trait.as_ref();
@@ -87,7 +87,8 @@ pub fn functions<'a>(files: impl Iterator<Item = &'a Outline> + Clone, names: &N
     let of_hosts = names.calls.iter().flat_map(called).filter(|(_, function)| names.may_call(function));
     let foreign = all().filter(|(_, function)| is_foreign(function));
     let outside = files.clone().flat_map(|file| file.calls.iter().flat_map(|call| called_in(file, call)).collect::<Vec<_>>());
-    let mut open: Vec<_> = of_hosts.chain(foreign).chain(outside).filter(|(_, function)| !function.is_of_devices).collect();
+    let checks = all().filter(|(_, function)| function.is_of_hosts);
+    let mut open: Vec<_> = of_hosts.chain(checks).chain(foreign).chain(outside).filter(|(_, function)| !function.is_of_devices).collect();
     // A grid is the host's, whatever its words are.
     open.extend(files.clone().flat_map(|file| file.of_kernels.iter().flat_map(|call| called_in(file, call)).collect::<Vec<_>>()));
     let mut seen = BTreeSet::new();
@@ -128,6 +129,8 @@ mod tests {
         pub fn renamed() { 9 }
         pub trait Policy { fn policy(&self) -> u32; }
         impl Add for Rows<2> { fn add(self, other: Self) -> Self { Rows(self.0 + other.0) } }
+        impl ManyArgument<'_> { fn blocks(&self) -> u32 { 5 } }
+        impl Inner { fn checked(&self, thread: SharedArray<u32, 1>) -> Result<(), LaunchError> { warp::sync(6) } }
         impl Policy for f32 { fn policy(&self) -> u32 { 7 } }
         pub fn of_devices(rows: u32) -> u32 { rows + thread::index() }
         fn rounded(rows: u32) -> u32 { Rows::count(rows) + SIZE }
@@ -146,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_host_runs_grids_and_what_it_names() {
-        let of_grids = names(&["Rows::count", "renamed", "rounded", "rows_grid", "whole"]);
+        let of_grids = names(&["Inner::checked", "ManyArgument::blocks", "Rows::count", "renamed", "rounded", "rows_grid", "whole"]);
         assert_eq!(found("copy(); device(1); inner::<2>(1); of_devices(1); row.of(1); row.policy()"), of_grids);
         let of_rows = |more: &[&str]| of_grids.iter().cloned().chain(names(&["Add+Rows::add"])).chain(names(more)).collect::<BTreeSet<_>>();
         assert_eq!(found("Rows::of(1)"), of_rows(&["Rows::of"]));
@@ -183,6 +186,8 @@ mod tests {
             ("rounded(args", "2 * rounded(args"),
             ("/ warp::LANES", "/ 2 * warp::LANES"),
             ("self.0 + other.0", "self.0 - other.0"),
+            ("{ 5 }", "{ 6 }"),
+            ("warp::sync(6)", "warp::sync(7)"),
             ("{ rows }", "{ rows + 1 }"),
             ("(rows) + SIZE", "(rows) - SIZE"),
             ("u32 { n }", "u32 { n + 1 }"),

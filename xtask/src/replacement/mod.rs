@@ -29,7 +29,8 @@ use crate::{kernel, root, say, target};
 
 /// A library of kernels as the case binary gets it, by the variables that [`environment`](Self::environment) gives. Its file is removed in the end.
 pub struct Replacement {
-    library: PathBuf,
+    /// None where no kernel of the cases has changed, as far as is known.
+    library: Option<PathBuf>,
     kernels: BTreeSet<String>,
     /// The families that an edit has changed: their other kernels are not run.
     changed: BTreeSet<String>,
@@ -39,7 +40,7 @@ impl Replacement {
     pub fn environment(&self) -> [(&'static str, OsString); 3] {
         let list = |names: &BTreeSet<String>| Vec::from_iter(names.iter().map(String::as_str)).join(",").into();
         [
-            ("OXTILE_REPLACEMENT", self.library.clone().into()),
+            ("OXTILE_REPLACEMENT", self.library.clone().unwrap_or_default().into()),
             ("OXTILE_REPLACED", list(&self.kernels)),
             ("OXTILE_CHANGED", list(&self.changed)),
         ]
@@ -48,7 +49,7 @@ impl Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.library);
+        self.library.iter().for_each(|library| _ = fs::remove_file(library));
     }
 }
 
@@ -75,6 +76,9 @@ pub fn cases_of(name: &str) -> Result<Cases> {
         Change::Bodies(files) if files.is_empty() => return Ok(Cases::Current),
         Change::Bodies(files) => files,
     };
+    if std::env::vars_os().any(|(name, _)| name.to_string_lossy().ends_with("RUSTFLAGS")) {
+        return Ok(Cases::Outdated("there are flags for rustc in a variable".into()));
+    }
     let launched = launched_with(name);
     if launched.is_empty() {
         return Ok(Cases::Outdated(format!("no run has noted yet which cases launch `{name}`")));
@@ -83,7 +87,7 @@ pub fn cases_of(name: &str) -> Result<Cases> {
     let (known, conformance) = (kernel::known(&root().join("gpu"))?, kernel::known(&root().join("tests/conformance"))?);
     let is_changed = |family: &str| {
         let whole = families.whole(family);
-        files.iter().any(|file| families.of(file).is_none_or(|family| whole.contains(family)))
+        files.keys().any(|file| families.of(file).is_none_or(|family| whole.contains(family)))
     };
     let (mut features, mut kernels) = (BTreeSet::new(), BTreeSet::new());
     for kernel in launched {
@@ -98,17 +102,16 @@ pub fn cases_of(name: &str) -> Result<Cases> {
     }
     let changed = families.0.keys().filter(|family| is_changed(family)).cloned().collect();
     if kernels.is_empty() {
-        return Ok(Cases::Current);
+        return Ok(Cases::Replaced(Replacement { library: None, kernels, changed }));
     }
     let shown = Vec::from_iter(kernels.iter().take(3).map(String::as_str)).join(", ");
     let more = kernels.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
     say(&format!("rustc: {shown}{more} for the emulator; host code is as it was"));
     let library = compile(Path::new("gpu/src/lib.rs"), &record.tile, &features, &kernels)?;
-    let replacement = Replacement { library, kernels, changed };
+    let replacement = Replacement { library: Some(library), kernels, changed };
     Ok(match record.change() {
-        Change::Bodies(_) => Cases::Replaced(replacement),
-        // It was edited again meanwhile.
-        Change::More(why) => Cases::Outdated(why),
+        Change::Bodies(now) if now == files => Cases::Replaced(replacement),
+        _ => Cases::Outdated("a source was edited while the kernel was compiled".into()),
     })
 }
 
@@ -208,7 +211,7 @@ mod tests {
         // Builds with other features leave others there, of which the case binary has no function.
         for tile in found.filter(is_tile) {
             let library = compile(source, &tile, &names("copy"), &names("copy_words")).unwrap();
-            let mut replacement = Replacement { library, kernels: names("copy_words"), changed: names("copy") };
+            let mut replacement = Replacement { library: Some(library), kernels: names("copy_words"), changed: names("copy") };
             let run = |replacement: &Replacement, cases: &str| {
                 let mut program = compiled_cases();
                 program

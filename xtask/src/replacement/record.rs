@@ -37,8 +37,8 @@ struct Source {
 
 /// What has changed since.
 pub enum Change {
-    /// Bodies of device functions in these files, or nothing.
-    Bodies(BTreeSet<PathBuf>),
+    /// Bodies of device functions in these files, or nothing; with the hash of each.
+    Bodies(BTreeMap<PathBuf, String>),
     /// More: the case binary is compiled. Why.
     More(String),
 }
@@ -108,7 +108,7 @@ impl Record {
     }
 
     pub fn change(&self) -> Change {
-        let mut bodies = BTreeSet::new();
+        let mut bodies = BTreeMap::new();
         for (path, source) in &self.files {
             let shown = path.display();
             let Ok(text) = fs::read(root().join(path)) else { return Change::More(format!("{shown} is gone")) };
@@ -118,7 +118,9 @@ impl Record {
             }
             match (&source.outline, Outline::of(&text)) {
                 (None, _) => return Change::More(format!("{shown} has changed")),
-                (Some((outline, host)), Ok(now)) if hash(&now.with_bodies(host)) == *outline => drop(bodies.insert(path.clone())),
+                (Some((outline, host)), Ok(now)) if hash(&now.with_bodies(host)) == *outline => {
+                    drop(bodies.insert(path.clone(), hash(&text)))
+                }
                 _ => return Change::More(format!("{shown} has changed in what host code sees")),
             }
         }
@@ -154,7 +156,7 @@ fn hash(text: &str) -> String {
 /// The compiler, and what changes its output from outside.
 fn compiler() -> Result<String> {
     let rustc = Command::new("rustc").arg("-vV").current_dir(root()).output().context("cannot run rustc")?;
-    let flags = |name: &str| ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"].contains(&name) || name.starts_with("CARGO_PROFILE_");
+    let flags = |name: &str| name.ends_with("RUSTFLAGS") || name.starts_with("CARGO_PROFILE_");
     let flags: Vec<_> = std::env::vars().filter(|(name, _)| flags(name)).collect();
     Ok(hash(&format!("{}{flags:?}", String::from_utf8_lossy(&rustc.stdout))))
 }
