@@ -9,7 +9,7 @@
 //! | `mutation` | mutants that the emulator must report |
 //! | `coverage` | which built instances no case launches |
 //! | `golden` | the GPU's bytes of the conformance kernels |
-//! | `launches` | which kernels each case launches; the cases of one kernel |
+//! | `launches`, `replacement` | which kernels each case launches; the cases of one kernel; kernels that were compiled after the case binary |
 //! | `driver`, `times` | the driver by its name; how long each case took |
 
 pub mod driver;

@@ -33,7 +33,7 @@ macro_rules! instances {
         // Chunks 0 and 3 are the last rank's to see and the first one's; a mask hides chunk 3 from the rank that has chunks 1 and 2.
         for (rank, first) in [(0, 1), (1, 2)] {
             let name = |mask: &str| format!("attention_arriving::{}::{}x{}::{mask}::rank {rank}", stringify!($t), $d, $v);
-            let size = if stringify!($t) == "bf16" || rank == 1 && $d == 128 { Size::Small } else { Size::Twin };
+            let size = if stringify!($t) == "bf16" || rank == 1 { Size::Small } else { Size::Twin };
             let job = Job { rank, heads: 2, first };
             $cases.push(Case::new(name("full"), size, move |runtime| check::<$t, $d, $v, $keys, $roles, ArrivingFull, false>(runtime, job)));
             $cases.push(Case::new(name("causal"), size, move |runtime| check::<$t, $d, $v, $keys, $roles, ArrivingCausal, true>(runtime, job)));
@@ -51,8 +51,7 @@ pub fn cases() -> Vec<Case> {
         ($($t:ident $d:literal;)*) => { $(
             for (name, mask) in [("full", Mask::Full), ("causal", Mask::CausalBottomRight)] {
                 let of = format!("attention_arriving::gradients::{}::{}::{name}", stringify!($t), $d);
-                let size = if stringify!($t) == "bf16" || $d == 64 { Size::Small } else { Size::Twin };
-                cases.push(Case::new(of, size, move |runtime| gradients::<$t>(runtime, $d, mask)));
+                cases.push(Case::new(of, Size::Small, move |runtime| gradients::<$t>(runtime, $d, mask)));
             }
         )* };
     }
