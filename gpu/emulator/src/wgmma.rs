@@ -20,10 +20,13 @@ use crate::swizzle::Swizzle;
 use crate::thread::Thread;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Rows of every instruction.
 const ROWS: usize = 64;
 const THREADS: u32 = 128;
+/// Bytes that no swizzle takes apart.
+const CHUNK: u32 = 16;
 
 /// `wgmma.mma_async.m64nNkK.f32`, but for its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +126,22 @@ impl Operand {
             false => (mn, k * self.bytes, 0),
         };
         self.swizzle.apply(self.start + row % 8 * self.span + row / 8 * self.stride + panels * self.leading + byte)
+    }
+
+    /// Elements of [`CHUNK`] bytes, which lie beside each other whatever the swizzle is.
+    fn per_chunk(&self) -> usize {
+        (CHUNK / self.bytes) as usize
+    }
+
+    /// The bytes of some rows of `depth` elements, in order: where each run begins, and its length.
+    fn runs(&self, mn: Range<u32>, depth: u32) -> Vec<(u32, u32)> {
+        let mut chunks = Vec::new();
+        match self.mn_major {
+            true => (0..depth).for_each(|k| chunks.extend(mn.clone().step_by(self.per_chunk()).map(|mn| self.address(mn, k)))),
+            false => mn.for_each(|mn| chunks.extend((0..depth).step_by(self.per_chunk()).map(|k| self.address(mn, k)))),
+        }
+        chunks.sort_unstable();
+        chunks.chunk_by(|a, b| a + CHUNK == *b).map(|run| (run[0], CHUNK * run.len() as u32)).collect()
     }
 }
 
@@ -227,15 +246,17 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
         Left::Shared(descriptor) => {
             let operand = decode(descriptor, instruction.left_mn_major, left_format);
             for warp in 0..4 {
-                read(parts[warp * 32].thread, &operand, 16 * warp as u32..16 * warp as u32 + 16, depth as u32, site);
+                let runs = operand.runs(16 * warp as u32..16 * warp as u32 + 16, depth as u32);
+                read(parts[warp * 32].thread, &runs, site);
             }
             gather(last, &operand, ROWS, depth, left_format)
         }
         Left::Registers(_) => fragments(parts, left_format),
     };
     let operand = decode(right, instruction.right_mn_major, right_format);
+    let runs = operand.runs(0..instruction.columns, depth as u32);
     for warp in 0..4 {
-        read(parts[warp * 32].thread, &operand, 0..instruction.columns, depth as u32, site);
+        read(parts[warp * 32].thread, &runs, site);
     }
     let b = gather(last, &operand, columns, depth, right_format);
     let mut in_flight = last.block().wgmma.borrow_mut();
@@ -249,20 +270,14 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
     accumulate(&mut accumulators.values, &a, &b, columns, depth);
 }
 
-/// Enters the reads of one warp into the detector, as any of its lanes sees them.
-fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth: u32, site: Site) {
+/// Enters one warp's reads of runs of bytes into the detector, as any of its lanes sees them.
+fn read(warp: *const Thread, runs: &[(u32, u32)], site: Site) {
     // SAFETY: the pointer is that of a thread of this block, which lives as long as its coroutine is suspended or runs.
     let first = unsafe { &*warp };
     let block = first.block();
-    let mut chunks = Vec::new();
-    let per_chunk = 16 / operand.bytes;
-    match operand.mn_major {
-        true => (0..depth).for_each(|k| chunks.extend(mn.clone().step_by(per_chunk as usize).map(|mn| operand.address(mn, k)))),
-        false => mn.for_each(|mn| chunks.extend((0..depth).step_by(per_chunk as usize).map(|k| operand.address(mn, k)))),
-    }
-    chunks.sort_unstable();
-    if let Some(&beyond) = chunks.last().filter(|&&at| at + 16 > block.shared_bytes()) {
-        let message = format!("a matrix operand reaches byte {beyond} of the block's shared memory, which has {}", block.shared_bytes());
+    if let Some(&(at, bytes)) = runs.last().filter(|&&(at, bytes)| at + bytes > block.shared_bytes()) {
+        let (beyond, bytes) = (at + bytes - CHUNK, block.shared_bytes());
+        let message = format!("a matrix operand reaches byte {beyond} of the block's shared memory, which has {bytes}");
         first.fail(FaultKind::OutOfBounds, site, message, "take the descriptor of a tile inside the shared memory");
     }
     let Some(detector) = &block.detector else { return };
@@ -277,9 +292,8 @@ fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth:
     };
     let time = first.wgmma.issued.get();
     let record = Record { block: detector.block, slot, time, thread: thread.number as u16, manner: Manner::Async, writes: false, site };
-    for run in chunks.chunk_by(|a, b| a + 16 == *b) {
-        let (address, bytes) = (u64::from(run[0]), 16 * run.len() as u64);
-        let access = Access { address, bytes, writes: false, reads: true, manner: Manner::Async, site };
+    for &(address, bytes) in runs {
+        let access = Access { address: address.into(), bytes: bytes.into(), writes: false, reads: true, manner: Manner::Async, site };
         thread.judge(detector.enter_shared(block.worker(), &access, &record, &view), site);
     }
 }
@@ -287,14 +301,23 @@ fn read(warp: *const Thread, operand: &Operand, mn: std::ops::Range<u32>, depth:
 /// The operand's elements, row by row of `depth`.
 fn gather(thread: &Thread, operand: &Operand, rows: usize, depth: usize, format: Format) -> Vec<f64> {
     let shared = thread.block().shared();
-    let element = |mn: usize, k: usize| {
-        let at = operand.address(mn as u32, k as u32) as usize;
-        format.decode(match format.bytes() {
-            2 => u16::from_le_bytes([shared[at], shared[at + 1]]),
-            _ => shared[at].into(),
-        })
-    };
-    (0..rows).flat_map(|mn| (0..depth).map(move |k| (mn, k))).map(|(mn, k)| element(mn, k)).collect()
+    let mut elements = vec![0.0; rows * depth];
+    let [lines, length] = if operand.mn_major { [depth, rows] } else { [rows, depth] };
+    for line in 0..lines {
+        for first in (0..length).step_by(operand.per_chunk()) {
+            let [mn, k] = if operand.mn_major { [first, line] } else { [line, first] };
+            let chunk = &shared[operand.address(mn as u32, k as u32) as usize..][..CHUNK as usize];
+            for (i, bytes) in chunk.chunks_exact(operand.bytes as usize).enumerate() {
+                let code = match *bytes {
+                    [low, high] => u16::from_le_bytes([low, high]),
+                    _ => bytes[0].into(),
+                };
+                let [mn, k] = if operand.mn_major { [mn + i, k] } else { [mn, k + i] };
+                elements[mn * depth + k] = format.decode(code);
+            }
+        }
+    }
+    elements
 }
 
 /// A left operand out of registers: word `i` holds row `lane / 4 + 8 (i % 2)`, bytes from `4 (lane % 4) + 16 (i / 2)` on.

@@ -209,9 +209,8 @@ fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout
         }
         let parts = job([80, 136, 400], [0.1, 0.3], true, [0, 3]);
         cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::parts"), size, move |r| {
-            check::<T, O>(r, &parts)?;
-            let (first, again) = (multiply::<T, O>(r, &parts)?.found, multiply::<T, O>(r, &parts)?.found);
-            equal("d, again", &again, &first)
+            let first = checked::<T, O>(r, &parts)?;
+            equal("d, again", &multiply::<T, O>(r, &parts)?.found, &first)
         }));
     }
 }
@@ -277,14 +276,20 @@ fn upload<T: Operand>(stream: &Stream, values: &[f32]) -> Result<Buffer<T>, Stri
 }
 
 pub(super) fn check<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> Outcome {
+    checked::<T, O>(runtime, job).map(drop)
+}
+
+/// The result, which is right.
+fn checked<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> Result<Vec<f64>, String> {
     let Multiplied { expected, found } = multiply::<T, O>(runtime, job)?;
     if job.exact {
         let expected: Vec<f64> = expected.values.iter().map(|&x| O::encode(x as f32).value()).collect();
-        return equal("d", &found, &expected);
+        equal("d", &found, &expected)?;
+        return Ok(found);
     }
     let [_, n, k] = job.problem.shape;
     let instructions = k.div_ceil(32 / size_of::<T::Left>()) as f64 + 1.0;
-    for (i, found) in found.into_iter().enumerate() {
+    for (i, found) in found.iter().enumerate() {
         let (value, magnitude) = (expected.values[i], expected.magnitudes[i]);
         // GELU is nowhere steeper than 1.13, and is approximated within a few units of f32.
         let bound = 1.2 * magnitude * (instructions * T::LOSS + 2f64.powi(-21)) + value.abs() * O::HALF_UNIT;
@@ -293,7 +298,7 @@ pub(super) fn check<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> 
             return Err(format!("d[{}, {}] is {found}, expected {value} within {bound}", i / n, i % n));
         }
     }
-    Ok(())
+    Ok(found)
 }
 
 fn refused(runtime: &Runtime) -> Outcome {

@@ -99,7 +99,8 @@ impl Format {
         }
         let magnitudes = &*self.magnitudes;
         let a = x.abs();
-        let above = magnitudes.partition_point(|&m| m < a);
+        let near = self.binade(a);
+        let above = near.start + magnitudes[near].partition_point(|&m| m < a);
         let code = if above == magnitudes.len() {
             above - 1
         } else if above == 0 {
@@ -116,6 +117,14 @@ impl Format {
             }
         };
         code as u32 + if x.is_sign_negative() { self.codes() / 2 } else { 0 }
+    }
+
+    /// The codes among which the smallest lies whose value is not below `a`: those of `a`'s exponent, which are neighbours, and the next one.
+    fn binade(&self, a: f64) -> std::ops::Range<usize> {
+        let (bias, fields) = ((1 << (self.exponent_bits - 1)) - 1, 1 << self.exponent_bits);
+        let exponent = (a.to_bits() >> 52) as i32 - 1023;
+        let start = ((exponent + bias).clamp(0, fields - 1) as usize) << self.mantissa_bits;
+        start..(start + (1 << self.mantissa_bits) + 1).min(self.magnitudes.len())
     }
 
     /// `x` rounded to the format.

@@ -33,20 +33,27 @@ pub fn gemm(problem: &Problem, a: &[f32], b: &[f32], d: &[f32], bias: &[f32]) ->
 pub fn gemm_wide(problem: &Problem, a: &[f64], b: &[f64], d: &[f32], bias: &[f32]) -> Product {
     let [m, n, k] = problem.shape;
     let at_a = |i: usize, l: usize| if problem.transposed[0] { a[l * m + i] } else { a[i * k + l] };
-    let at_b = |l: usize, j: usize| if problem.transposed[1] { b[j * k + l] } else { b[l * n + j] };
-    let mut product = Product { values: Vec::with_capacity(m * n), magnitudes: Vec::with_capacity(m * n) };
+    // Row by row, so that the inner loop is a vector's.
+    let b: Vec<f64> = if problem.transposed[1] { (0..k * n).map(|at| b[at % n * k + at / n]).collect() } else { b.to_vec() };
+    let mut product = Product { values: vec![0.0; m * n], magnitudes: vec![0.0; m * n] };
     for i in 0..m {
-        for j in 0..n {
-            let terms = (0..k).map(|l| problem.alpha * at_a(i, l) * at_b(l, j));
-            let others =
-                [if problem.beta == 0.0 { 0.0 } else { problem.beta * f64::from(d[i * n + j]) }, bias.get(j).map_or(0.0, |&x| x.into())];
-            let (mut value, mut magnitude) = (0.0, 0.0);
-            for term in terms.chain(others) {
-                value += term;
-                magnitude += term.abs();
+        let (values, magnitudes) = (&mut product.values[i * n..][..n], &mut product.magnitudes[i * n..][..n]);
+        for l in 0..k {
+            let a = problem.alpha * at_a(i, l);
+            for ((value, magnitude), b) in values.iter_mut().zip(&mut *magnitudes).zip(&b[l * n..]) {
+                *value += a * b;
+                *magnitude += (a * b).abs();
             }
-            product.values.push(if problem.gelu { gelu(value) } else { value });
-            product.magnitudes.push(magnitude);
+        }
+        for j in 0..n {
+            let old = if problem.beta == 0.0 { 0.0 } else { problem.beta * f64::from(d[i * n + j]) };
+            for term in [old, bias.get(j).map_or(0.0, |&x| x.into())] {
+                values[j] += term;
+                magnitudes[j] += term.abs();
+            }
+            if problem.gelu {
+                values[j] = gelu(values[j]);
+            }
         }
     }
     product
