@@ -43,6 +43,11 @@ pub fn place(layout: Layout, [batches, rows, heads, size]: [usize; 4], [batch, r
     at * size
 }
 
+/// Adds a row times a factor.
+fn add(to: &mut [f64], factor: f64, row: &[f64]) {
+    to.iter_mut().zip(row).for_each(|(to, x)| *to += factor * x);
+}
+
 impl Whole {
     /// Batches, rows and heads as numbers of the host.
     fn sizes(&self) -> [usize; 7] {
@@ -116,17 +121,15 @@ impl Whole {
                     all.log_sum_exp[(batch * heads + head) * queries + first + i] = log_sum;
                     let weights: Vec<_> = scores.iter().map(|(j, score, slope)| (*j, (score - log_sum).exp(), *slope)).collect();
                     for (j, weight, _) in &weights {
-                        (0..value).for_each(|x| all.out[at_out + x] += weight * self.v[at_v(*j) + x]);
+                        add(&mut all.out[at_out..], *weight, &self.v[at_v(*j)..][..value]);
                     }
                     let grad = &self.grad_out[at_out..at_out + value];
                     let delta = dot(&all.out[at_out..at_out + value], grad);
                     for (j, weight, slope) in &weights {
                         let through = weight * (dot(grad, &self.v[at_v(*j)..at_v(*j) + value]) - delta) * slope * scale;
-                        (0..value).for_each(|x| all.grad_v[at_v(*j) + x] += weight * grad[x]);
-                        (0..size).for_each(|x| {
-                            all.grad_q[at_q + x] += through * self.k[at_k(*j) + x];
-                            all.grad_k[at_k(*j) + x] += through * q[x];
-                        });
+                        add(&mut all.grad_v[at_v(*j)..], *weight, grad);
+                        add(&mut all.grad_q[at_q..], through, &self.k[at_k(*j)..][..size]);
+                        add(&mut all.grad_k[at_k(*j)..], through, q);
                     }
                     all.grad_sink[head] -= (sunk - log_sum).exp() * delta;
                 }

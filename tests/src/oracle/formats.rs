@@ -88,7 +88,7 @@ impl Format {
                 _ => f64::NAN,
             },
             Top::OneNan if magnitude == self.codes() / 2 - 1 => f64::NAN,
-            _ => sign * self.magnitude(magnitude),
+            _ => sign * self.magnitudes[magnitude as usize],
         }
     }
 
@@ -150,8 +150,12 @@ impl Format {
     }
 
     fn list_magnitudes(&self) -> Vec<f64> {
-        let finite = (0..self.codes() / 2).take_while(|&code| self.decode(code).is_finite());
-        let mut values: Vec<f64> = finite.map(|code| self.magnitude(code)).collect();
+        let finite = match self.top {
+            Top::Ieee => ((1 << self.exponent_bits) - 1) << self.mantissa_bits,
+            Top::OneNan => self.codes() / 2 - 1,
+            Top::Finite => self.codes() / 2,
+        };
+        let mut values: Vec<f64> = (0..finite).map(|code| self.magnitude(code)).collect();
         if !self.saturates {
             values.push(self.magnitude(values.len() as u32));
         }
