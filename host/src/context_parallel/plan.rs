@@ -216,7 +216,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::Mask;
+    use crate::attention::{Layout, Mask};
 
     const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false, contiguous: false };
 
@@ -259,6 +259,30 @@ mod tests {
             assert_ne!(choose(Direction::Backward, Means { contiguous: false, ..waits }), Schedule::Fused);
             let error = config.by(Schedule::Fused).choose(Direction::Forward, world, ALL, 2).map(|chosen| chosen.schedule).unwrap_err();
             assert!(error.to_string().contains("sm_90"), "{error}");
+        }
+        // Packed sequences: the wire binds 12 of them in 32k tokens, and what the model adds for chunks that end within a block is less than what others wait.
+        for (queries, batches) in [(32 << 10, 12), (128 << 10, 64)] {
+            for (mask, heads, key_heads) in [(Mask::CausalBottomRight, 16, 16), (Mask::Full, 16, 16), (Mask::CausalBottomRight, 32, 8)] {
+                let of = config(queries, heads, key_heads);
+                let packed =
+                    ContextParallelConfig { attention: AttentionConfig { layout: Layout::Packed, batches, mask, ..of.attention }, ..of };
+                for ranks in [2, 4] {
+                    let choose = |packed: ContextParallelConfig, direction| {
+                        packed.choose(direction, WorldSize::new(ranks).unwrap(), waits, 2).unwrap()
+                    };
+                    for direction in Direction::BOTH {
+                        let chosen = choose(packed, direction);
+                        assert_eq!(chosen.schedule, Schedule::Fused, "{batches} {mask:?} {heads} {ranks}: {}", chosen.why);
+                    }
+                    // Slots of short sequences would be padding.
+                    let short = ContextParallelConfig { attention: AttentionConfig { batches: 2048, ..packed.attention }, ..packed };
+                    let refused = choose(short, Direction::Backward).refused;
+                    assert!(
+                        refused.iter().any(|(schedule, why)| *schedule == Schedule::Fused && why.contains("2048 sequences")),
+                        "{refused:?}"
+                    );
+                }
+            }
         }
         // Chunks of 125 rows.
         let odd = config(1000, 16, 16).by(Schedule::Fused);
