@@ -148,6 +148,7 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
         &[
             &[
                 "attention/arriving",
+                "attention/arriving_packed",
                 "attention/dense",
                 "attention/options",
                 "attention/packed",
