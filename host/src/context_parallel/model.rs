@@ -26,6 +26,8 @@ struct Rates {
     ends: f64,
     /// The seconds until the first keys are there for which a kernel waits, beyond what steps take beside their products.
     start: f64,
+    /// The seconds that steps of packed sequences take beyond all else, at least: zeroing, ends of launches, flags.
+    packed: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
@@ -43,6 +45,7 @@ const HOPPER: Rates = Rates {
     groups: 1.02,
     ends: 0.45e-3,
     start: 5e-6,
+    packed: 0.14e-3,
     beside: 0.5,
     memory: 4.2e12,
     around: 150e9,
@@ -177,8 +180,9 @@ impl ContextParallelConfig {
                 // Gradients of queries are zeroed and rounded, those of keys zeroed for each rank and added up.
                 let sums = [0.0, 10.0 * q + (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
                 // Steps have the queries of a chunk apart, and the keys of an owner together.
-                let padding = if self.is_packed() { self.padding(world) * f64::midpoint(1.0, self.padding(world)) } else { 1.0 };
-                let compute = whole * padding / HOPPER.steps[at];
+                let padded = whole * self.padding(world) * f64::midpoint(1.0, self.padding(world));
+                let whole = if self.is_packed() { padded + HOPPER.packed } else { whole };
+                let compute = whole / HOPPER.steps[at];
                 // A causal mask of contiguous parts leaves the last rank all the work.
                 let compute = if self.is_causal() && !is_zigzag { 2.0 * compute } else { compute };
                 let (wire, beside) = match schedule {

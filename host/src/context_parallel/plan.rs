@@ -260,28 +260,31 @@ mod tests {
             let error = config.by(Schedule::Fused).choose(Direction::Forward, world, ALL, 2).map(|chosen| chosen.schedule).unwrap_err();
             assert!(error.to_string().contains("sm_90"), "{error}");
         }
-        // Packed sequences: the wire binds 12 of them in 32k tokens, and what the model adds for chunks that end within a block is less than what others wait.
-        for (queries, batches) in [(32 << 10, 12), (128 << 10, 64)] {
-            for (mask, heads, key_heads) in [(Mask::CausalBottomRight, 16, 16), (Mask::Full, 16, 16), (Mask::CausalBottomRight, 32, 8)] {
-                let of = config(queries, heads, key_heads);
-                let packed =
-                    ContextParallelConfig { attention: AttentionConfig { layout: Layout::Packed, batches, mask, ..of.attention }, ..of };
-                for ranks in [2, 4] {
-                    let choose = |packed: ContextParallelConfig, direction| {
-                        packed.choose(direction, WorldSize::new(ranks).unwrap(), waits, 2).unwrap()
-                    };
-                    for direction in Direction::BOTH {
-                        let chosen = choose(packed, direction);
-                        assert_eq!(chosen.schedule, Schedule::Fused, "{batches} {mask:?} {heads} {ranks}: {}", chosen.why);
-                    }
-                    // Slots of short sequences would be padding.
-                    let short = ContextParallelConfig { attention: AttentionConfig { batches: 2048, ..packed.attention }, ..packed };
-                    let refused = choose(short, Direction::Backward).refused;
-                    assert!(
-                        refused.iter().any(|(schedule, why)| *schedule == Schedule::Fused && why.contains("2048 sequences")),
-                        "{refused:?}"
-                    );
+        // Packed sequences, 12 in 32k tokens. All-to-all moves fewer bytes, where gradients of as many key heads as query heads bind the wire.
+        let (causal, full) = (Mask::CausalBottomRight, Mask::Full);
+        for (mask, heads, key_heads, [two, four]) in [
+            (causal, 16, 16, [Schedule::AllToAll; 2]),
+            (full, 16, 16, [Schedule::Fused, Schedule::AllToAll]),
+            (causal, 32, 8, [Schedule::Fused; 2]),
+        ] {
+            let of = config(32 << 10, heads, key_heads);
+            let packed = |batches| {
+                let attention = AttentionConfig { layout: Layout::Packed, batches, mask, ..of.attention };
+                ContextParallelConfig { attention, ..of }
+            };
+            for (ranks, backward) in [(2, two), (4, four)] {
+                let world = WorldSize::new(ranks).unwrap();
+                let choose = |batches, direction| packed(batches).choose(direction, world, waits, 2).unwrap();
+                for (direction, expected) in Direction::BOTH.into_iter().zip([Schedule::Fused, backward]) {
+                    let chosen = choose(12, direction);
+                    assert_eq!(chosen.schedule, expected, "{mask:?}, {heads} on {key_heads}, {ranks} ranks, {direction:?}: {}", chosen.why);
                 }
+                // Slots of short sequences would be padding.
+                let refused = choose(2048, Direction::Backward).refused;
+                assert!(
+                    refused.iter().any(|(schedule, why)| *schedule == Schedule::Fused && why.contains("2048 sequences")),
+                    "{refused:?}"
+                );
             }
         }
         // Chunks of 125 rows.
