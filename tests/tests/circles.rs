@@ -149,6 +149,7 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
             &[
                 "attention/arriving",
                 "attention/arriving_packed",
+                "attention/chunk_schedule",
                 "attention/dense",
                 "attention/options",
                 "attention/packed",
