@@ -30,6 +30,9 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
+/// The result and the gradients, and the log-sum-exp.
+type Found<T> = (Vec<Vec<T>>, Vec<f32>);
+
 /// A whole sequence, an empty one, one that ends within a chunk, and rows after them. Chunks are multiples of a tile's queries and of a block's keys, so that results and gradients
 /// of queries have the bits of one device. Those of keys are scaled by another product of factors there.
 fn sequences<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mask: Mask) -> Outcome {
@@ -47,7 +50,7 @@ fn sequences<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mas
     };
     let inputs = [(); 4].map(|()| values());
     let _turn = turn(runtime);
-    let all = || -> Result<[(Vec<Vec<T>>, Vec<f32>); 2]> {
+    let all = || -> Result<[Found<T>; 2]> {
         let device = runtime.device(0)?;
         let rank = HostRank::threads(std::slice::from_ref(&device))?.remove(0);
         let backend = if runtime.kind() == Kind::Cuda { BackendName::Vmm } else { BackendName::Emulated };
