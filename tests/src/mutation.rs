@@ -4,7 +4,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `all_reduce`, `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
-//! | `attention`, `attention_arriving`, `attention_packed`, `attention_general` | of forward attention on Hopper: dense tensors, those whose keys arrive, packed sequences, options |
+//! | `attention`, `attention_arriving`, `attention_packed`, `attention_arriving_packed`, `attention_general` | of forward attention on Hopper: dense tensors, those whose keys arrive, packed sequences, such whose keys arrive, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
 //! | `thd` | of packed sequences that ranks share |
@@ -15,6 +15,7 @@ mod all_reduce;
 mod amax;
 mod attention;
 mod attention_arriving;
+mod attention_arriving_packed;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_portable;
@@ -69,6 +70,7 @@ const SHIPPED: &[&[Job]] = &[
     amax::JOBS,
     attention::JOBS,
     attention_arriving::JOBS,
+    attention_arriving_packed::JOBS,
     attention_backward::JOBS,
     attention_backward_general::JOBS,
     attention_backward_portable::JOBS,
@@ -105,7 +107,10 @@ pub fn trials() -> Vec<Trial> {
     let flags = times::trial("mutation::lists_of_wrong_flags_are_reported".to_owned(), || gemm_gathered::wrong_flags().map_err(Into::into));
     let keys =
         times::trial("mutation::tables_of_wrong_flags_are_reported".to_owned(), || attention_arriving::wrong_flags().map_err(Into::into));
-    scores.chain([complete, stale, guards, flags, keys]).collect()
+    let packed = times::trial("mutation::tables_of_wrong_flags_of_packed_sequences_are_reported".to_owned(), || {
+        attention_arriving_packed::wrong_flags().map_err(Into::into)
+    });
+    scores.chain([complete, stale, guards, flags, keys, packed]).collect()
 }
 
 /// The kernels whose blocks down are folded into z where they are more than 65535, by their jobs.

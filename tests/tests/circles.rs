@@ -148,6 +148,8 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
         &[
             &[
                 "attention/arriving",
+                "attention/arriving_packed",
+                "attention/chunk_schedule",
                 "attention/dense",
                 "attention/options",
                 "attention/packed",

@@ -39,11 +39,11 @@ pub const PRESENT: u32 = u32::MAX;
 
 /// Keys and their values.
 #[derive(Clone, Copy, Parameter)]
-pub struct KeyMaps<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize> {
+pub struct KeyMaps<T: RegisterElement, const D: usize, const V: usize, const KEYS: usize, const RANK: usize> {
     /// Keys.
-    pub k: TensorMap<T, KEYS, D, Swizzle128, 4>,
+    pub k: TensorMap<T, KEYS, D, Swizzle128, RANK>,
     /// Values.
-    pub v: TensorMap<T, KEYS, V, Swizzle128, 4>,
+    pub v: TensorMap<T, KEYS, V, Swizzle128, RANK>,
 }
 
 /// Attention of a rank's queries to all keys or, if `CAUSAL`, to those up to their own.
@@ -55,9 +55,9 @@ where
     /// The rank's queries, `[2 batches, heads, chunk, size]`.
     pub q: TensorMap<T, WARPGROUP_QUERIES, D, Swizzle128, 4>,
     /// The rank's keys, `[2 batches, key heads, chunk, size]`.
-    pub own: KeyMaps<T, D, V, KEYS>,
+    pub own: KeyMaps<T, D, V, KEYS, 4>,
     /// All keys, `[batches, key heads, keys, size]`: those of other ranks arrive here. Those of the rank are not read, unless blocks of keys straddle its chunks.
-    pub gathered: KeyMaps<T, D, V, KEYS>,
+    pub gathered: KeyMaps<T, D, V, KEYS, 4>,
     /// Where the result goes, `[2 batches, heads, chunk, size]`; its log-sum-exp is `[batches, heads, 2 chunk]`.
     pub target: Rounded<T, V, 4>,
     /// The sizes: the queries are those of both chunks, the keys those of all ranks.
@@ -95,7 +95,7 @@ impl ArrivingKeys {
     /// The section of a key head.
     #[inline(always)]
     pub(super) fn section_of(&self, key_head: u32) -> u32 {
-        u32::BITS - (key_head / self.section.max(1)).leading_zeros()
+        section_of(key_head, self.section)
     }
 
     /// The chunk of the rank in which a block of keys lies that begins with this one, and the key's row there.
@@ -109,6 +109,12 @@ impl ArrivingKeys {
             () => None,
         }
     }
+}
+
+/// The section of a key head, where the first one has `first` of them.
+#[inline(always)]
+pub(super) fn section_of(key_head: u32, first: u32) -> u32 {
+    u32::BITS - (key_head / first.max(1)).leading_zeros()
 }
 
 /// The sections of so many key heads of all batches, the first of which has `first`.

@@ -107,7 +107,7 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
                     if thread::lane() == 0 {
                         let item = P::read_of(tile, number());
                         let (stage, full) = key_ring.acquire(Keys::<T, D>::SIZE);
-                        problem.load_keys(&item, stage, full);
+                        problem.load_keys(&item, || P::read(number()), stage, full);
                         let item = P::read(number());
                         problem.mask(&item).order(P::tile(&item).block, ordered).visit(group, |member, block| {
                             // Known before the stage is empty: what waits for it then starts at once.
@@ -117,8 +117,8 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
                             let statistics = shared.statistics.tile(ring.next_stage());
                             let bytes = Rows::<T, D, QUERIES>::SIZE + Statistics::<QUERIES>::COPIED;
                             let (stage, full) = ring.acquire_with(bytes, |_| statistics.cut.store(0, cut));
-                            problem.load_rows(&item, member, block, stage, full);
-                            let row = u64::from(problem.first_block(&item, member) + block) * QUERIES as u64;
+                            problem.load_rows(&item, || P::read(number()), [member, block], stage, full);
+                            let row = u64::from(problem.query_block(&item, member, block)) * QUERIES as u64;
                             full.load(statistics.offsets, &offsets, row);
                             full.load(statistics.deltas, &deltas, row);
                         });
@@ -152,12 +152,12 @@ pub(super) fn differentiate<P, T, const D: usize, const QUERIES: usize, const SP
                         let number = || shared.number(tiles.parity() ^ 1);
                         let item = P::read(number());
                         problem.mask(&item).order(P::tile(&item).block, ordered).visit(group, |member, block| {
-                            let first = problem.first_block(&P::read(number()), member);
+                            let at = problem.query_block(&P::read(number()), member, block);
                             let turn = || {
                                 let item = P::read(number());
                                 problem.mask(&item).earlier(P::tile(&item).block, block)
                             };
-                            adder.add(first + block, step, ordered.then_some(turn));
+                            adder.add(at, step, ordered.then_some(turn));
                             step += 1;
                         });
                     }

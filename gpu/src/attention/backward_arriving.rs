@@ -150,14 +150,14 @@ where
     }
 
     #[inline(always)]
-    fn first_block(&self, tile: &KeyTile, member: u32) -> u32 {
+    fn query_block(&self, tile: &KeyTile, member: u32, block: u32) -> u32 {
         let KeyHeads { heads, group, .. } = self.rows.heads;
-        ((tile.batch * heads + tile.head) * group + member) * self.blocks
+        ((tile.batch * heads + tile.head) * group + member) * self.blocks + block
     }
 
     /// Waits for them first, unless they are the rank's. Nothing is remembered between tiles, as the warp has no registers for it.
     #[inline(always)]
-    fn load_keys(&self, tile: &KeyTile, stage: Keys<T, D>, full: Mbarrier) {
+    fn load_keys(&self, tile: &KeyTile, _: impl Fn() -> KeyTile, stage: Keys<T, D>, full: Mbarrier) {
         let ArrivingRows { tensors, own_k, own_v, arriving, heads, slots, .. } = &self.rows;
         let key = tile.key();
         if let Some((half, row)) = arriving.own(key) {
@@ -177,7 +177,7 @@ where
     }
 
     #[inline(always)]
-    fn load_rows(&self, tile: &KeyTile, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier) {
+    fn load_rows(&self, tile: &KeyTile, _: impl Fn() -> KeyTile, [member, block]: [u32; 2], stage: Rows<T, D, QUERIES>, full: Mbarrier) {
         let at = [tile.batch, tile.head * self.rows.heads.group + member, block * QUERIES as u32, 0];
         self.rows.tensors.q.load(stage.queries, at, full);
         self.rows.tensors.grad_out.load(stage.gradients, at, full);

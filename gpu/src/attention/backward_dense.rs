@@ -145,12 +145,12 @@ where
     }
 
     #[inline(always)]
-    fn first_block(&self, tile: &KeyTile, member: u32) -> u32 {
-        ((tile.batch * self.keys.heads.heads + tile.head) * self.keys.heads.group + member) * self.blocks
+    fn query_block(&self, tile: &KeyTile, member: u32, block: u32) -> u32 {
+        ((tile.batch * self.keys.heads.heads + tile.head) * self.keys.heads.group + member) * self.blocks + block
     }
 
     #[inline(always)]
-    fn load_keys(&self, tile: &KeyTile, stage: Keys<T, D>, full: Mbarrier) {
+    fn load_keys(&self, tile: &KeyTile, _: impl Fn() -> KeyTile, stage: Keys<T, D>, full: Mbarrier) {
         // The divisor is not zero; `max(1)` saves its check.
         let at = [tile.batch, tile.head / self.keys.heads.splits.max(1), tile.key(), 0];
         self.keys.tensors.k.load(stage.keys, at, full);
@@ -158,7 +158,7 @@ where
     }
 
     #[inline(always)]
-    fn load_rows(&self, tile: &KeyTile, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier) {
+    fn load_rows(&self, tile: &KeyTile, _: impl Fn() -> KeyTile, [member, block]: [u32; 2], stage: Rows<T, D, QUERIES>, full: Mbarrier) {
         let at = [tile.batch, tile.head * self.keys.heads.group + member, block * QUERIES as u32, 0];
         self.keys.tensors.q.load(stage.queries, at, full);
         self.keys.tensors.grad_out.load(stage.gradients, at, full);

@@ -166,19 +166,26 @@ where
     }
 
     #[inline(always)]
-    fn first_block(&self, item: &SequenceTile, member: u32) -> u32 {
-        (item.tile.head * self.heads.group + member) * self.sums.blocks + item.first_block
+    fn query_block(&self, item: &SequenceTile, member: u32, block: u32) -> u32 {
+        (item.tile.head * self.heads.group + member) * self.sums.blocks + item.first_block + block
     }
 
     #[inline(always)]
-    fn load_keys(&self, item: &SequenceTile, stage: Keys<T, D>, full: Mbarrier) {
+    fn load_keys(&self, item: &SequenceTile, _: impl Fn() -> SequenceTile, stage: Keys<T, D>, full: Mbarrier) {
         let at = place(item.key_offset, item.mask.keys, self.head_of(item.tile), item.tile.key());
         self.tensors.k.load(stage.keys, at, full);
         self.tensors.v.load(stage.values, at, full);
     }
 
     #[inline(always)]
-    fn load_rows(&self, item: &SequenceTile, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier) {
+    fn load_rows(
+        &self,
+        item: &SequenceTile,
+        _: impl Fn() -> SequenceTile,
+        [member, block]: [u32; 2],
+        stage: Rows<T, D, QUERIES>,
+        full: Mbarrier,
+    ) {
         let head = self.head_of(item.tile) * self.heads.group + member;
         let at = place(item.query_offset, item.mask.queries, head, block * QUERIES as u32);
         self.tensors.q.load(stage.queries, at, full);

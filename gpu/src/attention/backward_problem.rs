@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`DenseKeys`](super::DenseKeys) | dense tensors, full or causal |
 //! | [`ArrivingRows`](super::ArrivingRows) | dense tensors of one rank, whose keys arrive meanwhile and belong to other ranks |
+//! | [`ArrivingChunks`](super::ArrivingChunks) | packed sequences of one rank, whose keys arrive meanwhile and belong to other ranks |
 //! | [`SequenceKeys`](super::SequenceKeys) | sequences, windows, caps, `f32` tensors that gradients are added to |
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
@@ -76,12 +77,12 @@ where
 
     fn tile(item: &Self::Item) -> KeyTile;
     fn mask(&self, item: &Self::Item) -> BlockMask<QUERIES, MASKED, BACKWARD_KEYS, Self::Gap>;
-    /// Where the blocks of queries of a query head of the tile begin in sums and statistics.
-    fn first_block(&self, item: &Self::Item, member: u32) -> u32;
-    /// Starts to copy a tile's keys and values.
-    fn load_keys(&self, item: &Self::Item, stage: Keys<T, D>, full: Mbarrier);
-    /// Starts to copy a block of queries, and the gradients of their result.
-    fn load_rows(&self, item: &Self::Item, member: u32, block: u32, stage: Rows<T, D, QUERIES>, full: Mbarrier);
+    /// Where a block of queries of a query head of the tile is in sums and statistics.
+    fn query_block(&self, item: &Self::Item, member: u32, block: u32) -> u32;
+    /// Starts to copy a tile's keys and values; `again` reads the item again.
+    fn load_keys(&self, item: &Self::Item, again: impl Fn() -> Self::Item, stage: Keys<T, D>, full: Mbarrier);
+    /// Starts to copy a block of queries of a query head, `at`, and the gradients of their result; `again` reads the item again.
+    fn load_rows(&self, item: &Self::Item, again: impl Fn() -> Self::Item, at: [u32; 2], stage: Rows<T, D, QUERIES>, full: Mbarrier);
 
     /// Changes the products of queries and keys before they count as scores.
     fn edit(&self, products: &mut RegisterTile<QUERIES>);

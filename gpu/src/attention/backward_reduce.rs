@@ -76,7 +76,7 @@ impl KeyParts {
     /// The sum of the parts of a warpgroup's keys, or of its values, of a block of a head of all batches: in the order of parts.
     #[inline(always)]
     #[track_caller]
-    fn sum<const D: usize>(&self, head: u32, block: u32, of_values: bool, part: u32) -> RegisterTile<D>
+    pub(super) fn sum<const D: usize>(&self, head: u32, block: u32, of_values: bool, part: u32) -> RegisterTile<D>
     where
         Columns<D>: MatrixColumns,
     {

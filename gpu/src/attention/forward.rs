@@ -23,8 +23,8 @@ use oxtile_tile::warpgroup;
 
 use super::mask::Span;
 use super::problem::{
-    ArrivingCausal, ArrivingFull, Causal, Full, Optioned, PackedCausal, PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem,
-    ProblemTile, RingCausal, RingFull, Seen, Staging, Tiles,
+    ArrivingCausal, ArrivingFull, ArrivingPackedCausal, ArrivingPackedFull, Causal, Full, Optioned, PackedCausal, PackedFull,
+    PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull, Seen, Staging, Tiles,
 };
 use super::rings::Rings;
 use super::running::NO_LOGS;
@@ -50,6 +50,8 @@ type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> = Rings<
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [PackedFull, PackedCausal, PackedRingFull, PackedRingCausal])]
 #[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [ArrivingFull, ArrivingCausal])]
 #[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [ArrivingFull, ArrivingCausal])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Narrow], P = [ArrivingPackedFull, ArrivingPackedCausal])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Pair], P = [ArrivingPackedFull, ArrivingPackedCausal])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [ArrivingFull, ArrivingCausal])]
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [ArrivingFull, ArrivingCausal])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [Full, Causal, RingFull, RingCausal, Optioned])]
@@ -103,7 +105,12 @@ where
                 let stage = stage.release_unless(G::IN_PLACE);
                 let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
                 let blocks = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + G::QUERIES });
-                let seen = Seen { mask, row, whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }) };
+                let seen = Seen {
+                    mask,
+                    row,
+                    whole: mask.whole_blocks::<KEYS>(Span { begin: row, end: row + WARPGROUP_QUERIES as u32 }),
+                    gaps: problem.gaps(&tile),
+                };
                 let mut softmax = problem.softmax::<G>(&tile);
                 // Copied, as the compiler makes other code of a tile that others refer to.
                 let merged = (!stores_by_tma).then_some(tile);

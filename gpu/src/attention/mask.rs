@@ -34,6 +34,36 @@ pub struct Mask {
     pub last: i32,
 }
 
+/// What pads chunks of keys to whole blocks, where keys count with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Gaps {
+    /// Keys of the last block of a chunk.
+    pub keys: u32,
+    /// 2^32 over the blocks of a chunk, rounded up: times a number of blocks it is below itself where that is whole chunks.
+    inverse: u32,
+}
+
+impl Gaps {
+    /// None.
+    pub const NONE: Self = Self { keys: 0, inverse: 0 };
+
+    /// Those of chunks of so many keys, in blocks of `KEYS`. Blocks of a sequence, and of a chunk, are below 2^16.
+    ///
+    /// Source: Lemire, Kaser, Kurz, "Faster remainder by direct computation", 2019, section 3.2.
+    #[inline(always)]
+    pub fn of<const KEYS: usize>(chunk: u32) -> Self {
+        let blocks = chunk.div_ceil(KEYS as u32).max(1);
+        Self { keys: chunk - (blocks - 1) * KEYS as u32, inverse: (u32::MAX / blocks).wrapping_add(1) }
+    }
+
+    /// Whether a block is the last of its chunk.
+    #[inline(always)]
+    pub fn follow(self, block: u32) -> bool {
+        // Of chunks of one block the inverse has wrapped to 0, and each is the last.
+        (block + 1).wrapping_mul(self.inverse) <= self.inverse.wrapping_sub(1)
+    }
+}
+
 /// Blocks or rows `begin` to `end`, which is not among them; none if `begin` is not below `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -166,6 +196,16 @@ impl Mask {
     }
 }
 
+/// Makes the scores of columns from `end` on -inf, of every row of a tile.
+#[inline(always)]
+pub(super) fn hide_from<const KEYS: usize>(scores: &mut RegisterTile<KEYS>, end: u32)
+where
+    Columns<KEYS>: MatrixColumns,
+{
+    let end = end.cast_signed() - register_tile::column(0).cast_signed();
+    scores.map_pairs(|_, pair, values| [0, 1].map(|i| if ((8 * pair + i) as i32) < end { values[i] } else { f32::NEG_INFINITY }));
+}
+
 /// A bound of each of the thread's rows, counted from the thread's first column.
 #[inline(always)]
 fn columns_of(row: u32, key: u32, bound: impl Fn(u32) -> i32) -> [i32; 2] {
@@ -176,6 +216,19 @@ fn columns_of(row: u32, key: u32, bound: impl Fn(u32) -> i32) -> [i32; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every number of blocks that a sequence may have, in chunks of few blocks, of many, and of powers of two.
+    #[test]
+    fn gaps_follow_the_last_block_of_a_chunk() {
+        const KEYS: usize = 128;
+        for blocks in (1..50).chain([64, 255, 256, 257, 4095, 32767, 32768, 65535]) {
+            for keys in [1, 77, 128] {
+                let gaps = Gaps::of::<KEYS>((blocks - 1) * KEYS as u32 + keys);
+                assert_eq!(gaps.keys, keys);
+                assert!((0..65535).all(|block| gaps.follow(block) == (block + 1_u32).is_multiple_of(blocks)), "{blocks}");
+            }
+        }
+    }
 
     /// Spans against what single queries see, for every mask of a small sequence.
     #[test]

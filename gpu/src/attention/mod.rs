@@ -5,6 +5,7 @@
 //! | `forward` | the kernel of forward attention on Hopper |
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
 //! | `dense`, `arriving`, `packed`, `options` | the problems: dense tensors; those of one rank, whose keys arrive meanwhile; packed (varlen) sequences; windows, caps, sinks, largest logits |
+//! | `arriving_packed`, `chunk_schedule` | packed sequences of one rank, whose keys arrive meanwhile; where their chunks lie, and their order |
 //! | `target`, `running`, `ring_step` | where the result goes; the running result of ring attention, into which each step merges its own; the step |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
 //! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
@@ -27,6 +28,7 @@
 //! | `backward_problem` | what it computes: tiles, tensors, masks, results |
 //! | `backward_dense` | dense tensors, full or causal |
 //! | `backward_arriving` | those of one rank, whose keys arrive meanwhile and belong to other ranks |
+//! | `backward_arriving_packed`, `backward_chunks`, `backward_chunk_sums` | packed sequences of one rank, whose keys arrive meanwhile; tiles of their chunks; what follows |
 //! | `backward_general` | everything else, of heads up to 128 |
 //! | `backward_prepare`, `backward_convert` | what goes before and after it where tensors are dense |
 //! | `backward_reduce` | the sum of its parts, where tiles are split or gradients are added |
@@ -45,9 +47,13 @@
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
 mod arriving;
+mod arriving_packed;
 mod backward;
 mod backward_adder;
 mod backward_arriving;
+mod backward_arriving_packed;
+mod backward_chunk_sums;
+mod backward_chunks;
 mod backward_convert;
 mod backward_dense;
 mod backward_general;
@@ -67,6 +73,7 @@ mod backward_wide;
 mod backward_wide_keys;
 mod backward_wide_queries;
 mod backward_workspace;
+mod chunk_schedule;
 mod combine;
 mod dense;
 mod epilogue;
@@ -96,8 +103,11 @@ mod warpgroup_roles;
 mod workspace;
 
 pub use arriving::*;
+pub use arriving_packed::*;
 pub use backward::*;
 pub use backward_arriving::*;
+pub use backward_arriving_packed::*;
+pub use backward_chunk_sums::*;
 pub use backward_convert::*;
 pub use backward_dense::*;
 pub use backward_general::*;
@@ -115,6 +125,7 @@ pub use backward_wide::*;
 pub use backward_wide_keys::*;
 pub use backward_wide_queries::*;
 pub use backward_workspace::{BACKWARD_KEYS, WARPGROUP_KEYS};
+pub use chunk_schedule::{ChunkSchedule, ChunkTile, Chunks, ChunksArgument, MOST_KEY_BLOCKS};
 pub use combine::*;
 pub use dense::*;
 pub use forward::*;

@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`Full`], [`Causal`] | [`Dense`](super::Dense) | dense tensors |
 //! | [`ArrivingFull`], [`ArrivingCausal`] | [`Arriving`](super::Arriving) | dense tensors of one rank, whose keys arrive meanwhile |
+//! | [`ArrivingPackedFull`], [`ArrivingPackedCausal`] | [`ArrivingPacked`](super::ArrivingPacked) | packed sequences of one rank, whose keys arrive meanwhile |
 //! | [`RingFull`], [`RingCausal`] | [`Dense`](super::Dense) | a step of a ring: merges its result into a running one ([`RingStep`]) |
 //! | [`PackedFull`], [`PackedCausal`] | [`Packed`](super::Packed) | packed sequences |
 //! | [`PackedRingFull`], [`PackedRingCausal`] | the same | a step of a ring |
@@ -20,8 +21,9 @@ use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElem
 use oxtile_tile::shared::SharedStorage;
 
 use super::arriving::Arriving;
+use super::arriving_packed::ArrivingPacked;
 use super::dense::Dense;
-use super::mask::{Mask, Span};
+use super::mask::{Gaps, Mask, Span};
 use super::options::Options;
 use super::packed::Packed;
 use super::ring_step::RingStep;
@@ -91,6 +93,11 @@ pub trait Problem<T: RegisterElement, const D: usize, const V: usize, const KEYS
 
     /// Which keys a tile's queries see.
     fn mask(&self, tile: &Self::Tile) -> Mask;
+    /// What pads chunks of a tile's keys: nothing, where they are not in chunks.
+    #[inline(always)]
+    fn gaps(&self, _: &Self::Tile) -> Gaps {
+        Gaps::NONE
+    }
     /// Starts to copy a tile's queries; `tell` is called once their place is free.
     fn load_queries<G: WarpgroupRoles>(&self, rings: &mut Producers<T, D, V, KEYS, G>, tile: &Self::Tile, tell: impl FnOnce())
     where
@@ -140,6 +147,8 @@ pub struct Seen {
     pub row: u32,
     /// The blocks of keys that all its queries see whole.
     pub whole: Span,
+    /// Among the keys.
+    pub gaps: Gaps,
 }
 
 /// The shared memory of a warpgroup at the end of a tile, and what it knows of what is there.
@@ -192,6 +201,10 @@ policies! {
     ArrivingFull = |T, D, V, KEYS| Arriving<T, D, V, KEYS, false>;
     /// The same with a causal mask.
     ArrivingCausal = |T, D, V, KEYS| Arriving<T, D, V, KEYS, true>;
+    /// Packed sequences of one rank, all keys, which arrive while the kernel runs.
+    ArrivingPackedFull = |T, D, V, KEYS| ArrivingPacked<T, D, V, KEYS, false>;
+    /// The same with a causal mask.
+    ArrivingPackedCausal = |T, D, V, KEYS| ArrivingPacked<T, D, V, KEYS, true>;
     /// A step of a ring: dense tensors, all keys, a running result.
     RingFull = |T, D, V, KEYS| Dense<T, D, V, KEYS, RingStep<T, 4>, false>;
     /// The same with a causal mask.

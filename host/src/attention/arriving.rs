@@ -4,8 +4,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    ArrivingArgument, ArrivingCausal, ArrivingFull, ArrivingKeysArgument, AttentionForward, AttentionForwardArgs, KeyMapsArgument, Narrow,
-    Pair, Policy, RANK_CHUNKS, RoundedArgument, Shape, TileOrderArgument, WarpgroupRoles, Wide,
+    ArrivingArgument, ArrivingCausal, ArrivingFull, ArrivingKeysArgument, ArrivingPackedCausal, ArrivingPackedFull, AttentionForward,
+    AttentionForwardArgs, KeyMapsArgument, Narrow, Pair, Policy, RANK_CHUNKS, RoundedArgument, Shape, TileOrderArgument, WarpgroupRoles,
+    Wide,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::WaitsArgument;
@@ -13,6 +14,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
+use super::arriving_packed::{self, ArrivingSequences};
 use super::choice::{ForwardKernel, Problem};
 use super::config::AttentionConfig;
 use super::forward::AttentionElement;
@@ -35,12 +37,21 @@ pub(crate) struct ArrivingTensors<'a, T> {
     pub q: Heads<'a, T>,
     /// Its keys and values.
     pub own: [Heads<'a, T>; 2],
-    /// All keys and values, `[batches, keys, key heads, size]`.
+    /// All keys and values, `[batches, keys, key heads, size]`; those of packed sequences of one rank after another, `[1, keys, key heads, size]`.
     pub gathered: [Heads<'a, T>; 2],
     pub out: HeadsMut<'a, T>,
     /// `[batches, heads, rows]`.
     pub log_sum_exp: DeviceViewMut<'a, f32>,
-    pub arriving: ArrivingChunks<'a>,
+    pub places: ArrivingPlaces<'a>,
+}
+
+/// What arrives.
+#[derive(Clone, Copy)]
+pub(crate) enum ArrivingPlaces<'a> {
+    /// Chunks of dense tensors.
+    Chunks(ArrivingChunks<'a>),
+    /// Packed sequences, whose lengths the device alone knows.
+    Sequences(ArrivingSequences<'a>),
 }
 
 /// Which chunks are the rank's, and by which flags the others arrive.
@@ -68,14 +79,14 @@ pub type Bind<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<Waiting<
 /// What is bound.
 #[doc(hidden)]
 pub struct Binding<'s, 'a, T> {
-    stream: &'s Stream,
-    config: AttentionConfig,
-    tensors: ArrivingTensors<'a, T>,
+    pub(super) stream: &'s Stream,
+    pub(super) config: AttentionConfig,
+    pub(super) tensors: ArrivingTensors<'a, T>,
 }
 
 /// An element for which there are kernels that wait for keys.
 pub trait ArrivingElement: AttentionElement<Out = Self> {
-    /// The kernels, which have the tiles of those of dense tensors.
+    /// The kernels, which have the tiles of those of one device.
     #[doc(hidden)]
     const ARRIVING: Table<ForwardKernel, Bind<Self>>;
 }
@@ -89,9 +100,11 @@ impl AttentionConfig {
         let whole = Self { key_parts: Some(1), ..*self };
         let (_, choice) = whole.decide::<T>(None).map_err(|error| error.to_string())?;
         match choice.decision {
-            decision @ ForwardKernel::Wgmma { problem: Problem::Dense { ring: false, .. }, .. } if !self.folds() => Ok(decision),
+            decision @ ForwardKernel::Wgmma {
+                problem: Problem::Dense { ring: false, .. } | Problem::Packed { ring: false, .. }, ..
+            } if !self.folds() => Ok(decision),
             _ => {
-                let options = self.set_among(&["layout", "window", "soft_cap", "sink", "max_logit"]);
+                let options = self.set_among(&["window", "soft_cap", "sink", "max_logit"]);
                 let options = if options.is_empty() { choice.why } else { options.join(", ") };
                 let why = self.why_portable(None).unwrap_or(options);
                 Err(format!("no kernel that waits for keys has what is asked for: {why}"))
@@ -151,7 +164,10 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
-    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, arriving } = tensors;
+    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, places } = tensors;
+    let ArrivingPlaces::Chunks(arriving) = places else {
+        return Err(Error::Invalid { what: "ContextParallel, fused", why: "a kernel of dense tensors has packed sequences".to_owned() });
+    };
     let ArrivingChunks { rows, own, section: first_section, flags, own_apart } = arriving;
     let mut uploads = Uploads::default();
     let [batches, keys, ..] = k.shape();
@@ -205,11 +221,26 @@ macro_rules! tile {
     };
 }
 
+/// Those of packed sequences.
+macro_rules! packed {
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident) => {
+        rows! { ForwardKernel:
+            [Wgmma { problem: Problem::Packed { causal: false, ring: false }, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+                AttentionForward<$t, $d, $v, $keys, $roles, ArrivingPackedFull>:
+                    arriving_packed::bind::<$t, $d, $v, $keys, $roles, ArrivingPackedFull, false>;
+            [Wgmma { problem: Problem::Packed { causal: true, ring: false }, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+                AttentionForward<$t, $d, $v, $keys, $roles, ArrivingPackedCausal>:
+                    arriving_packed::bind::<$t, $d, $v, $keys, $roles, ArrivingPackedCausal, true>;
+        }
+    };
+}
+
 macro_rules! elements {
     ($($t:ident)*) => { $(
         impl ArrivingElement for $t {
             const ARRIVING: Table<ForwardKernel, Bind<$t>> = &[
                 tile!($t 64 64 128 Narrow), tile!($t 128 128 128 Pair), tile!($t 192 128 128 Wide), tile!($t 256 256 80 Wide),
+                packed!($t 64 64 128 Narrow), packed!($t 128 128 128 Pair),
             ];
         }
     )* };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use oxtile_kernels::attention::{
     ArrivingKeysArgument, ArrivingRowsArgument, AttentionBackwardArriving as Main, AttentionBackwardArrivingArgs as MainArgs,
-    AttentionBackwardConvert as Convert, AttentionBackwardConvertArgs as ConvertArgs, AttentionBackwardPrepare as Prepare,
-    AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce, AttentionBackwardReduceArgs as ReduceArgs,
-    BACKWARD_KEYS, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument, Mask as Seen, Missing, SlotsArgument,
-    partial_elements,
+    AttentionBackwardArrivingPacked as Packed, AttentionBackwardConvert as Convert, AttentionBackwardConvertArgs as ConvertArgs,
+    AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce,
+    AttentionBackwardReduceArgs as ReduceArgs, BACKWARD_KEYS, Chunks, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument,
+    KeyPartsArgument, Mask as Seen, Missing, SlotsArgument, partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::WaitsArgument;
@@ -15,12 +15,13 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Float, bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
-use super::arriving::{ArrivingChunks, ArrivingElement};
+use super::arriving::{ArrivingChunks, ArrivingElement, ArrivingPlaces};
+use super::arriving_backward_packed as packed;
 use super::backward::BackwardElement;
 use super::backward_blocks::{BlockArguments, Blocks, map_mut};
 use super::backward_choice::BackwardKernel;
 use super::backward_deltas::ResultRows;
-use super::config::{AttentionConfig, Mask};
+use super::config::{AttentionConfig, Layout, Mask};
 use super::heads::by_head;
 use super::table::{Load, rows};
 use crate::choice::{Entry, Table};
@@ -46,7 +47,7 @@ pub(crate) struct ArrivingBackwardTensors<'a, T> {
     pub log_sum_exp: DeviceView<'a, f32>,
     /// Of queries, keys and values.
     pub gradients: [HeadsMut<'a, T>; 3],
-    pub arriving: ArrivingChunks<'a>,
+    pub places: ArrivingPlaces<'a>,
     pub slots: SlotPlaces,
 }
 
@@ -69,8 +70,9 @@ pub struct BoundArriving<'a> {
     pub(crate) add: Add<'a>,
 }
 
-type Multiply<'a> = Box<dyn FnMut(&Stream, WaitsArgument<'_>, DeviceViewMut<'_, f32>, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'a>;
-type Add<'a> = Box<dyn FnMut(&Stream, DeviceViewMut<'_, f32>) -> Result<()> + Send + 'a>;
+pub(super) type Multiply<'a> =
+    Box<dyn FnMut(&Stream, WaitsArgument<'_>, DeviceViewMut<'_, f32>, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'a>;
+pub(super) type Add<'a> = Box<dyn FnMut(&Stream, DeviceViewMut<'_, f32>) -> Result<()> + Send + 'a>;
 
 /// Binds tensors to loaded kernels.
 #[doc(hidden)]
@@ -79,14 +81,14 @@ pub type BindBackward<T> = Box<dyn for<'s, 'a> Fn(Binding<'s, 'a, T>) -> Result<
 /// What is bound.
 #[doc(hidden)]
 pub struct Binding<'s, 'a, T> {
-    stream: &'s Stream,
-    config: AttentionConfig,
-    tensors: ArrivingBackwardTensors<'a, T>,
+    pub(super) stream: &'s Stream,
+    pub(super) config: AttentionConfig,
+    pub(super) tensors: ArrivingBackwardTensors<'a, T>,
 }
 
 /// An element for which there are kernels of gradients that wait for keys.
 pub trait ArrivingGradients: ArrivingElement + BackwardElement {
-    /// The kernels, which have the tiles of those of dense tensors.
+    /// The kernels, which have the tiles of those of one device.
     #[doc(hidden)]
     const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<Self>>;
 }
@@ -96,19 +98,29 @@ pub(crate) const fn slot_elements(key_heads: u64, rows: u64, head_size: u64) -> 
     key_heads * (rows / BACKWARD_KEYS as u64) * partial_elements(head_size)
 }
 
+/// The same of packed sequences, where each chunk has tiles of its own.
+pub(crate) const fn packed_slot_elements(key_heads: u64, rows: u64, sequences: u64, head_size: u64) -> u64 {
+    key_heads * Chunks::slot_tiles(rows, sequences) * partial_elements(head_size)
+}
+
 impl AttentionConfig {
-    /// The kernel of one device for these gradients, if another one with its tiles waits for keys, in chunks of so many rows.
+    /// The kernel of one device for these gradients, if another one with its tiles waits for keys, in chunks of so many rows, which packed sequences may have any of.
     ///
     /// # Errors
     /// Why there is none: what one device takes.
     pub(crate) fn arriving_backward<T: ArrivingGradients>(&self, chunk: u64) -> Result<BackwardKernel, String> {
         self.arriving::<T>()?;
-        if !chunk.is_multiple_of(BACKWARD_KEYS as u64) {
+        if self.layout != Layout::Packed && !chunk.is_multiple_of(BACKWARD_KEYS as u64) {
             return Err(format!("chunks are of {chunk} rows: its kernel takes multiples of {BACKWARD_KEYS}"));
         }
         let (_, choice) = self.decide_backward::<T>(None).map_err(|error| error.to_string())?;
         match choice.decision {
             decision @ BackwardKernel::Dense { .. } => Ok(decision),
+            decision @ BackwardKernel::General { size, .. }
+                if [self.head_size, self.value_size()] == [size; 2] && self.layout == Layout::Packed =>
+            {
+                Ok(decision)
+            }
             _ => Err(format!("no kernel of gradients that waits for keys has what is asked for: {}", choice.why)),
         }
     }
@@ -173,7 +185,10 @@ where
     Reduce<T, D>: Kernel,
     Convert<T, D, QUERIES, SPAN>: Kernel,
 {
-    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, arriving, slots } = tensors;
+    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, places, slots } = tensors;
+    let ArrivingPlaces::Chunks(arriving) = places else {
+        return Err(Error::Invalid { what: "ContextParallel, fused", why: "kernels of dense tensors have packed sequences".to_owned() });
+    };
     let ArrivingChunks { rows: chunk, own, section: first_section, flags, own_apart } = arriving;
     let [batches, rows, heads, _] = q.shape();
     let key_heads = own_k.shape()[2];
@@ -263,6 +278,8 @@ macro_rules! elements {
                 [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true>: bind::<$t, 64, 128, 64, true>;
                 [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true>: bind::<$t, 128, 64, 64, true>;
                 [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false>: bind::<$t, 128, 80, 80, false>;
+                [General { size: 64, capped: false }] [128, BACKWARD_KEYS] Packed<$t, 64, 128, 64>: packed::bind::<$t, 64, 128, 64>;
+                [General { size: 128, capped: false }] [64, BACKWARD_KEYS] Packed<$t, 128, 64, 64>: packed::bind::<$t, 128, 64, 64>;
             }];
         }
     )* };

@@ -28,6 +28,7 @@
 //! | `problems` | tensors bound to the kernel on wgmma: dense, packed (varlen), with options |
 //! | `heads`, `sequences`, `results`, `sink` | what these bind: tensor maps, sequences, the result, what the softmax counts beside keys |
 //! | `arriving`, `arriving_backward` | tensors of a rank whose keys arrive while the kernel runs, bound to either pass |
+//! | `arriving_packed`, `arriving_backward_packed` | the same of packed sequences |
 //! | `divided_keys` | few queries of many keys, which are divided among blocks (flash-decoding) |
 //! | `fp8` | 8-bit tensors with scales |
 //! | `portable` | the kernels for GPUs other than Hopper |
@@ -65,6 +66,8 @@
 mod arguments;
 mod arriving;
 mod arriving_backward;
+mod arriving_backward_packed;
+mod arriving_packed;
 mod backward;
 mod backward_blocks;
 mod backward_choice;
@@ -91,9 +94,10 @@ mod table;
 mod tensors;
 
 pub use arriving::ArrivingElement;
-pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingTensors};
+pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingTensors};
 pub use arriving_backward::ArrivingGradients;
-pub(crate) use arriving_backward::{ArrivingBackward, ArrivingBackwardTensors, SlotPlaces, slot_elements};
+pub(crate) use arriving_backward::{ArrivingBackward, ArrivingBackwardTensors, SlotPlaces, packed_slot_elements, slot_elements};
+pub(crate) use arriving_packed::ArrivingSequences;
 pub use backward::{AttentionBackward, BackwardElement, Order};
 pub use backward_choice::BackwardKernel;
 pub use backward_tensors::{BackwardInputs, BackwardStep, GradientTarget, Gradients};

@@ -83,10 +83,14 @@ impl Arrays {
         }
     }
 
-    /// The first set, of both halves, as a kernel's argument: for so many rows of queries and of keys.
+    /// The first set, of both halves: ends of queries and of keys, and their offsets.
+    pub fn of_both_halves(&self) -> [DeviceView<'_, u32>; 4] {
+        [0, 1, 2, 3].map(|number| self.array(0, number, Halves::Both.sequences(self.sequences)))
+    }
+
+    /// The same as a kernel's argument: for so many rows of queries and of keys.
     pub fn argument(&self, query_rows: u32, key_rows: u32) -> SequencesArgument<'_> {
-        let array = |number| self.array(0, number, Halves::Both.sequences(self.sequences));
-        let [query_ends, key_ends, query_offsets, key_offsets] = [0, 1, 2, 3].map(array);
+        let [query_ends, key_ends, query_offsets, key_offsets] = self.of_both_halves();
         SequencesArgument { query_ends, key_ends, query_offsets, key_offsets, diagonals: None, query_rows, key_rows, padded: false }
     }
 

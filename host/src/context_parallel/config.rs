@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::detour::Detour;
+use super::fused::KEYS;
 use super::head_group::groups_of;
 use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Sink, Window};
 use crate::comm::WorldSize;
@@ -141,7 +142,12 @@ impl ContextParallelConfig {
                 (bytes.saturating_add(room(tensor)), OF_GROUP * u128::from(groups) + OF_ALL_HEADS)
             }
             // Of both passes: a slot of gradients in `f32` from each rank.
-            Schedule::Fused => (product(&[key_rows, ranks, key_heads, head_size + value, element_bytes + 4]), OF_FUSED),
+            Schedule::Fused => {
+                let chunks = u128::from(2 * if self.is_packed() && self.has_slots() { self.attention.batches } else { 0 });
+                // Of packed sequences each chunk has blocks of its own there.
+                let padding = product(&[u128::from(KEYS), chunks, ranks, key_heads, head_size + value, 4]);
+                (product(&[key_rows, ranks, key_heads, head_size + value, element_bytes + 4]).saturating_add(padding), OF_FUSED)
+            }
             _ => return 0,
         };
         u64::try_from(bytes.saturating_add(ALIGNED * buffers)).unwrap_or(u64::MAX)
@@ -207,6 +213,11 @@ impl ContextParallelConfig {
     /// Whether ranks have a share in numbers of heads: largest scores, or the gradient of a sink.
     pub(super) fn has_numbers(&self) -> bool {
         self.attention.max_logit || self.attention.sink == Sink::Learnable
+    }
+
+    /// Whether slots of a fused backward pass of packed sequences are mostly keys: each chunk has blocks of its own.
+    pub(super) fn has_slots(&self) -> bool {
+        self.attention.batches.saturating_mul(2 * KEYS) <= self.attention.keys
     }
 
     /// Whether the lengths of sequences are known on the device alone.

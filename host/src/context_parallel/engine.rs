@@ -77,7 +77,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         match self {
             Self::Core(core) => core.set_sequences(stream, queries, keys),
             Self::AllToAll(all_to_all) => all_to_all.set_sequences(stream, queries, keys),
-            Self::Fused(_) => Ok(()),
+            Self::Fused(fused) => fused.set_sequences(stream, queries, keys),
         }
     }
 

@@ -8,13 +8,15 @@
 //! | GIVEN | a rank, at each other one | its gradients of that one's keys are in its slot there |
 //!
 //! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a causal mask hides is not sent: of two ranks, the one with the lower
-//! number alone reads the second chunk of the other.
+//! number alone reads the second chunk of the other. Of packed sequences the device alone knows where chunks lie: all keys of a rank are put as they lie there, at those of the
+//! ranks before, and the kernel finds them.
 //!
 //! Slots need no flag that says that they were read: a rank stores in another one's only when keys of that one have arrived, which puts them after it has read its slots.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use super::arrays::Arrays;
 use super::config::ContextParallelConfig;
 use super::core::check_captures;
 use super::element::ContextElement;
@@ -22,22 +24,21 @@ use super::fused_gradients::FusedGradients;
 use super::local::Local;
 use super::memory::{Scratch, note};
 use super::plan::Direction;
-use crate::attention::{ArrivingAttention, ArrivingChunks, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target};
+use super::sections::Sections;
+use crate::attention::{
+    ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingSequences, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target,
+};
 use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream};
 use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
 use crate::tensor::Heads;
-use crate::thd::{Partition, Share};
-use oxtile_kernels::attention::{PRESENT, sections_of};
+use crate::thd::{Packed, Partition, Share, StepKeys};
+use oxtile_kernels::attention::{MOST_KEY_BLOCKS, PRESENT};
 use oxtile_tile::arrivals::WaitsArgument;
+use oxtile_tile::launch::DeviceView;
 
 const WHAT: &str = "ContextParallel, fused";
-
-/// Flags that a thread of the kernel remembers.
-const REMEMBERED: u32 = u64::BITS;
-/// Bytes of a row of the first section, at least: from there on a copy engine has its full rate (docs/performance/communication.md).
-const ROW_BYTES: u64 = 1 << 10;
 
 /// Memory of a rank for the forward pass of one shape.
 pub(super) struct Fused<T: ContextElement> {
@@ -48,7 +49,9 @@ pub(super) struct Fused<T: ContextElement> {
     kernel: ArrivingAttention<T>,
     /// If the backward pass is fused too.
     pub(super) gradients: Option<FusedGradients<T>>,
-    /// Keys and values of all ranks, in the order of tokens. Locked while a pass is enqueued.
+    /// Where packed sequences lie.
+    arrays: Option<Arrays>,
+    /// Keys and values of all ranks, in the order of tokens, or of packed sequences of one rank after another. Locked while a pass is enqueued.
     pub(super) gathered: Mutex<[SymmetricBuffer<T>; 2]>,
     /// The same memory, as kernels of this rank read it.
     places: [Scratch<T>; 2],
@@ -62,38 +65,8 @@ pub(super) struct Fused<T: ContextElement> {
     is_open: Mutex<bool>,
 }
 
-/// How key heads of all batches are cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sections {
-    /// Key heads of the first section; the next has as many, and each one after it twice as many as the one before.
-    first: u32,
-    /// Key heads of all batches.
-    heads: u32,
-}
-
-impl Sections {
-    /// Those of keys of elements of so many bytes: a row of the first section is long enough for copy engines, and a thread of the kernel remembers all flags.
-    pub fn new(config: &AttentionConfig, world: WorldSize, size: u64) -> Self {
-        let heads = u32::try_from(config.batches * config.key_heads).unwrap_or(u32::MAX);
-        let of_row = ROW_BYTES.div_ceil((config.head_size.min(config.value_size()) * size).max(1));
-        let mut first = u32::try_from(of_row).unwrap_or(u32::MAX).clamp(1, heads.max(1));
-        while first < heads && sections_of(heads, first) * world.get() > REMEMBERED {
-            first *= 2;
-        }
-        Self { first, heads }
-    }
-
-    /// How many there are.
-    pub fn count(self) -> u32 {
-        sections_of(self.heads, self.first)
-    }
-
-    /// The key heads of a section.
-    fn heads(self, section: u32) -> Range<u64> {
-        let begin = if section == 0 { 0 } else { u64::from(self.first) << (section - 1) };
-        begin..(u64::from(self.first) << section).min(self.heads.into())
-    }
-}
+/// Keys of a block of packed sequences.
+pub(super) const KEYS: u64 = 128;
 
 /// Why a pass cannot be taken in one launch, but for memory.
 pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, direction: Direction, world: WorldSize) -> Option<String> {
@@ -107,8 +80,18 @@ pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, directi
     if attention.batches * attention.heads * attention.key_heads * attention.queries == 0 {
         return Some("there is nothing to attend to: take any other".to_owned());
     }
+    let blocks = attention.keys / KEYS + config.partition.chunks(world);
+    if config.is_packed() && blocks > MOST_KEY_BLOCKS {
+        return Some(format!("{} rows of packed keys: its kernel counts blocks of {KEYS} in 16 bits", attention.keys));
+    }
     match direction {
         Direction::Forward => attention.arriving::<T>().err(),
+        Direction::Backward if config.is_packed() && !config.has_slots() => {
+            let AttentionConfig { keys, batches, .. } = attention;
+            Some(format!(
+                "{batches} sequences in {keys} rows: gradients of each chunk take whole blocks of {KEYS} keys: take pull, gather or all-to-all"
+            ))
+        }
         Direction::Backward => attention.arriving_backward::<T>(attention.keys / config.partition.chunks(world)).err(),
     }
 }
@@ -130,7 +113,10 @@ impl<T: ContextElement> Fused<T> {
             [arena.buffer(tokens * attention.head_size)?, arena.buffer(tokens * attention.value_size())?];
         // SAFETY: the same elements; the runtime is told of the uses of either as of one.
         let places = gathered.each_ref().map(|all| Scratch::of(unsafe { Buffer::of(Arc::clone(all.local().memory()), all.len()) }));
-        let sections = Sections::new(&attention, share.world, size_of::<T>() as u64);
+        let packed = config.is_packed();
+        let arrays = packed.then(|| Arrays::new(stream, &config, &local, StepKeys::Whole)).transpose()?;
+        let key_heads = attention.key_heads * if packed { 1 } else { attention.batches };
+        let sections = Sections::new(&attention, key_heads, share.world, size_of::<T>() as u64);
         let ready = arena.flags("keys of a section of heads", sections.count())?;
         let free = arena.flags("keys were read", 1)?;
         let chunks = config.partition.chunks(share.world);
@@ -144,7 +130,12 @@ impl<T: ContextElement> Fused<T> {
         let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &config, share)?) } else { None };
         let (arena, member, out) = (arena.clone(), member.clone(), stream.device().urgent_stream()?);
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
-        Ok(Self { config, local, arena, member, kernel, gradients, gathered, places, sections, ready, free, table, out, is_open })
+        Ok(Self { config, local, arena, member, kernel, gradients, arrays, gathered, places, sections, ready, free, table, out, is_open })
+    }
+
+    /// Says where the packed sequences of a batch lie, in stream order.
+    pub fn set_sequences(&self, stream: &Stream, queries: Packed<DeviceView<'_, u32>>, keys: Packed<DeviceView<'_, u32>>) -> Result<()> {
+        self.arrays.iter().try_for_each(|arrays| arrays.update(stream, queries, keys))
     }
 
     /// Before the first pass: nothing lies at the other ranks. Meets all ranks.
@@ -192,7 +183,8 @@ impl<T: ContextElement> Fused<T> {
     pub fn received(&self, direction: Direction) -> u64 {
         let Share { rank, world, .. } = self.local.share;
         let others = || world.ranks().filter(|other| *other != rank);
-        let count = |chunks: usize| self.key_bytes() / self.config.partition.chunks(world) * chunks as u64;
+        let pieces = u64::from(world.get()) * self.pieces_of(rank).len() as u64;
+        let count = |some: usize| self.key_bytes() / pieces * some as u64;
         let keys = count(others().map(|owner| self.seen(owner, rank).count()).sum());
         match direction {
             Direction::Forward => keys,
@@ -200,19 +192,42 @@ impl<T: ContextElement> Fused<T> {
         }
     }
 
-    /// Rows of a chunk.
-    pub(super) fn chunk(&self) -> u64 {
-        self.config.attention.keys / self.config.partition.chunks(self.local.share.world)
+    /// Rows of a piece of keys: of a chunk or, of packed sequences, of all of a rank's keys.
+    fn piece(&self) -> u64 {
+        let world = self.local.share.world;
+        self.config.attention.keys / if self.config.is_packed() { world.get().into() } else { self.config.partition.chunks(world) }
     }
 
-    /// The chunks of this rank and the flags of the others'.
-    pub(super) fn arriving(&self) -> ArrivingChunks<'_> {
+    /// What arrives.
+    pub(super) fn places(&self) -> ArrivingPlaces<'_> {
+        match &self.arrays {
+            Some(arrays) => ArrivingPlaces::Sequences(self.arriving_sequences(arrays)),
+            None => ArrivingPlaces::Chunks(self.arriving()),
+        }
+    }
+
+    /// The chunks of this rank and the flags of the others', of dense tensors.
+    fn arriving(&self) -> ArrivingChunks<'_> {
         ArrivingChunks {
-            rows: self.chunk(),
+            rows: self.piece(),
             own: self.chunks_of(self.local.share.rank).map(|(_, number)| number),
             section: self.sections.first,
             flags: self.table.view(),
             own_apart: self.own_apart(),
+        }
+    }
+
+    /// Where packed sequences lie, and the flags of the other ranks.
+    fn arriving_sequences<'a>(&'a self, arrays: &'a Arrays) -> ArrivingSequences<'a> {
+        let Share { rank, world, .. } = self.local.share;
+        ArrivingSequences {
+            arrays: arrays.of_both_halves(),
+            batches: self.config.attention.batches,
+            rows: [self.local.packed.queries, self.local.packed.keys],
+            ranks: world.get().into(),
+            rank: rank.index().into(),
+            section: self.sections.first,
+            flags: self.table.view(),
         }
     }
 
@@ -232,7 +247,7 @@ impl<T: ContextElement> Fused<T> {
 
     /// Whether own keys are read where the caller has them: no block of keys has some of another chunk.
     fn own_apart(&self) -> bool {
-        self.chunk().is_multiple_of(self.kernel.block())
+        self.config.is_packed() || self.piece().is_multiple_of(self.kernel.block())
     }
 
     /// The chunks of a rank: which of its own, and the number in the sequence.
@@ -241,18 +256,24 @@ impl<T: ContextElement> Fused<T> {
         [(0, rank), (1, last - rank)]
     }
 
-    /// The chunks of an owner that a reader loads: those of which it sees any, or all, where a block of keys has some of several chunks. What is masked is multiplied by zero there.
+    /// The pieces of a rank's keys: where each is among its own, and among those of all ranks.
+    fn pieces_of(&self, rank: Rank) -> Vec<(u64, u64)> {
+        if self.config.is_packed() { vec![(0, rank.index().into())] } else { self.chunks_of(rank).into() }
+    }
+
+    /// The pieces of an owner that a reader loads: of dense tensors those of which it sees any, or all, where a block of keys has some of several chunks. What is masked is multiplied by zero there.
     fn seen(&self, owner: Rank, reader: Rank) -> impl Iterator<Item = (u64, u64)> + use<T> {
-        let ([_, (_, last)], all) = (self.chunks_of(reader), !self.config.is_causal() || !self.own_apart());
-        self.chunks_of(owner).into_iter().filter(move |(_, chunk)| all || *chunk < last)
+        let [_, (_, last)] = self.chunks_of(reader);
+        let all = self.config.is_packed() || !self.config.is_causal() || !self.own_apart();
+        self.pieces_of(owner).into_iter().filter(move |(_, chunk)| all || *chunk < last)
     }
 
     /// Rows of a tensor of this rank's keys or values, and their places among those of all ranks.
     fn rows(&self, tensor: &Heads<'_, T>, (half, number): (u64, u64), heads: Range<u64>) -> Vec<Rows> {
         let ([_, _, of_row, size], [_, row, head]) = (tensor.shape(), tensor.strides());
         let AttentionConfig { layout, batches, keys, .. } = self.config.attention;
-        let batches = if layout == Layout::Sbhd { 1 } else { batches };
-        let (chunk, pitch) = (self.chunk(), of_row * size);
+        let batches = if layout == Layout::Bshd { batches } else { 1 };
+        let (chunk, pitch) = (self.piece(), of_row * size);
         let of_batch = |batch: u64| {
             // Heads of the section that are of this batch.
             let [begin, end] = [heads.start, heads.end].map(|at| at.saturating_sub(batch * of_row).min(of_row));
@@ -280,11 +301,10 @@ impl<T: ContextElement> Fused<T> {
         };
         let out = local.rows_mut("ContextParallel, out", out, local.given.whole_result())?;
         Error::check_length("ContextParallel, log_sum_exp", local.packed.queries * local.packed.heads, log_sum_exp.len())?;
-        // Batches of sbhd are heads here.
+        // Batches of sbhd are heads here, those of packed sequences rows.
         let AttentionConfig { layout, batches, .. } = self.config.attention;
-        let gathered = self.all(&own, if layout == Layout::Sbhd { 1 } else { batches })?;
-        let arriving = self.arriving();
-        let mut kernel = self.kernel.bind(stream, ArrivingTensors { q, own, gathered, out, log_sum_exp, arriving })?;
+        let gathered = self.all(&own, if layout == Layout::Bshd { batches } else { 1 })?;
+        let mut kernel = self.kernel.bind(stream, ArrivingTensors { q, own, gathered, out, log_sum_exp, places: self.places() })?;
         Ok(Bound::new(move |stream| self.pass(stream, |gathered| self.exchange(stream, gathered, own, |waits| kernel(stream, waits)))))
     }
 }
@@ -327,11 +347,17 @@ impl<T: ContextElement> Fused<T> {
         kernel(self.ready.waits(stream, &flags)?)?;
         // Later work may write the keys again, and a capture ends on one stream.
         stream.wait(&self.out.mark()?)?;
+        let mut batch = self.arena.batch(stream);
+        for (flag, from) in flags {
+            // The lengths of packed sequences decide whether the kernel has waited for it: if not, it may not be set yet.
+            batch = if self.config.is_packed() { batch.wait_flag(&self.ready, flag, from)? } else { batch };
+            batch = batch.clear(&self.ready, flag, from)?;
+        }
+        batch.enqueue()?;
         if stream.0.runtime.kind() == Kind::Emulated {
             gathered.iter_mut().try_for_each(|all| all.discard(stream, 0..all.len()))?;
         }
         let batch = self.arena.batch(stream);
-        let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;
         self.member.others_in_world().try_fold(batch, |batch, other| batch.set(&self.free, 0, other))?.enqueue()
     }
 
@@ -339,8 +365,8 @@ impl<T: ContextElement> Fused<T> {
     fn keep(&self, stream: &Stream, own: [Heads<'_, T>; 2]) -> Result<()> {
         let Share { rank, .. } = self.local.share;
         for (tensor, place) in own.iter().zip(&self.places) {
-            let chunks = self.chunks_of(rank);
-            let rows: Vec<_> = chunks.into_iter().flat_map(|chunk| self.rows(tensor, chunk, 0..self.sections.heads.into())).collect();
+            let rows: Vec<_> =
+                self.pieces_of(rank).into_iter().flat_map(|chunk| self.rows(tensor, chunk, 0..self.sections.heads.into())).collect();
             Rows::copy_all(stream, WHAT, tensor.view(), place.lend(), &rows)?;
         }
         Ok(())
@@ -373,22 +399,4 @@ impl<T: ContextElement> Fused<T> {
 /// The rank of the arena that a rank of the team is.
 fn world_rank(member: &Member, rank: Rank) -> Rank {
     member.team().world_rank(rank).unwrap_or_else(|| panic!("{rank} is not of {:?}", member.team()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each key head is in one section, in order, and a thread remembers the flags of all of them.
-    #[test]
-    fn every_head_is_in_one_section() {
-        for (batches, key_heads, ranks, head_size) in [(1, 16, 2, 128), (1, 8, 8, 128), (3, 5, 4, 64), (2, 32, 64, 128), (1, 1, 2, 64)] {
-            let attention = AttentionConfig { batches, key_heads, heads: key_heads, head_size, ..AttentionConfig::default() };
-            let sections = Sections::new(&attention, WorldSize::new(ranks).unwrap(), 2);
-            let heads: Vec<u64> = (0..sections.count()).flat_map(|section| sections.heads(section)).collect();
-            assert_eq!(heads, (0..batches * key_heads).collect::<Vec<_>>(), "{sections:?}");
-            assert!((0..sections.count()).all(|section| !sections.heads(section).is_empty()), "{sections:?}");
-            assert!(sections.count() * ranks <= REMEMBERED || sections.count() == 1, "{sections:?}");
-        }
-    }
 }

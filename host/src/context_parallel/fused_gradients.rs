@@ -7,7 +7,8 @@ use super::element::ContextElement;
 use super::fused::Fused;
 use super::memory::Scratch;
 use crate::attention::{
-    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, GradientTarget, Gradients, Inputs, SlotPlaces, slot_elements,
+    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, GradientTarget, Gradients, Inputs, SlotPlaces, packed_slot_elements,
+    slot_elements,
 };
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
@@ -30,6 +31,9 @@ pub(super) struct FusedGradients<T: ContextElement> {
 /// Elements of a rank's slot.
 pub(super) fn slot_of(config: &ContextParallelConfig, ranks: u64) -> u64 {
     let attention = &config.attention;
+    if config.is_packed() {
+        return packed_slot_elements(attention.key_heads, attention.keys / ranks, attention.batches, attention.head_size);
+    }
     slot_elements(attention.batches * attention.key_heads, attention.keys / ranks, attention.head_size)
 }
 
@@ -88,11 +92,11 @@ impl<T: ContextElement> Fused<T> {
         let step = lock(&of.slots).contiguous()?.stride();
         let tensors = ArrivingBackwardTensors {
             own: [q, own[0], own[1]],
-            gathered: self.all(&own, given.batches)?,
+            gathered: self.all(&own, if self.config.is_packed() { 1 } else { given.batches })?,
             results,
             log_sum_exp,
             gradients,
-            arriving: self.arriving(),
+            places: self.places(),
             slots: SlotPlaces { ranks, rank, step },
         };
         let mut bound = of.kernel.bind(stream, tensors)?;

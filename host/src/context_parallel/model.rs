@@ -1,8 +1,10 @@
 //! The time of a pass by each schedule: a pure function of sizes and of measured rates.
 
 use super::config::{ContextParallelConfig, Schedule};
+use super::fused::KEYS;
 use super::head_group::groups_of;
 use super::plan::{Direction, Means};
+use super::sections::Sections;
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
 use crate::runtime::{Kind, Stream};
@@ -24,6 +26,8 @@ struct Rates {
     ends: f64,
     /// The seconds until the first keys are there for which a kernel waits, beyond what steps take beside their products.
     start: f64,
+    /// The seconds that steps of packed sequences take beyond all else, at least: zeroing, ends of launches, flags.
+    packed: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
@@ -41,6 +45,7 @@ const HOPPER: Rates = Rates {
     groups: 1.02,
     ends: 0.45e-3,
     start: 5e-6,
+    packed: 0.14e-3,
     beside: 0.5,
     memory: 4.2e12,
     around: 150e9,
@@ -126,6 +131,13 @@ impl ContextParallelConfig {
         pairs * products as f64 * times / f64::from(world.get()) / HOPPER.whole[at]
     }
 
+    /// How much longer a chunk of packed sequences is in whole blocks, on average, if all sequences are equal.
+    fn padding(&self, world: WorldSize) -> f64 {
+        let AttentionConfig { keys, batches, .. } = self.attention;
+        let chunk = keys as f64 / batches.max(1) as f64 / self.partition.chunks(world) as f64;
+        1.0 + KEYS as f64 / 2.0 / chunk.max(1.0)
+    }
+
     /// The time of a pass by the model.
     pub(super) fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
         let (ranks, whole) = (u64::from(world.get()), self.compute(direction, world));
@@ -137,7 +149,16 @@ impl ContextParallelConfig {
             // All keys are read and written once more, in the order of tokens; so are their gradients.
             Schedule::Gather => {
                 let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
-                Time { compute: whole, exposed: messages + kv * share * bytes / HOPPER.memory }
+                let padding = if self.is_packed() { self.padding(world) } else { 1.0 };
+                Time { compute: whole * padding, exposed: messages + kv * share * bytes / HOPPER.memory }
+            }
+            // The same of packed sequences, whose chunks are padded to blocks of queries and of keys; sections are equal, and what the last one brings is attended to after it.
+            Schedule::Fused if self.is_packed() => {
+                let sections = Sections::new(&self.attention, self.attention.key_heads, world, size).count();
+                let (padded, wire) = (whole * self.padding(world).powi(2), received / HOPPER.copies);
+                let (after, sums) = (padded / f64::from(sections.max(1)), [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory);
+                let exposed = if ranks == 1 { 0.0 } else { (wire + after - padded).max(HOPPER.start) };
+                Time { compute: padded + sums, exposed }
             }
             // Keys arrive while those that came before are attended to.
             Schedule::Fused => {
@@ -158,6 +179,9 @@ impl ContextParallelConfig {
                 let is_zigzag = self.partition == Partition::Zigzag;
                 // Gradients of queries are zeroed and rounded, those of keys zeroed for each rank and added up.
                 let sums = [0.0, 10.0 * q + (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
+                // Steps have the queries of a chunk apart, and the keys of an owner together.
+                let padded = whole * self.padding(world) * f64::midpoint(1.0, self.padding(world));
+                let whole = if self.is_packed() { padded + HOPPER.packed } else { whole };
                 let compute = whole / HOPPER.steps[at];
                 // A causal mask of contiguous parts leaves the last rank all the work.
                 let compute = if self.is_causal() && !is_zigzag { 2.0 * compute } else { compute };

@@ -216,7 +216,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::Mask;
+    use crate::attention::{Layout, Mask};
 
     const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false, contiguous: false };
 
@@ -259,6 +259,33 @@ mod tests {
             assert_ne!(choose(Direction::Backward, Means { contiguous: false, ..waits }), Schedule::Fused);
             let error = config.by(Schedule::Fused).choose(Direction::Forward, world, ALL, 2).map(|chosen| chosen.schedule).unwrap_err();
             assert!(error.to_string().contains("sm_90"), "{error}");
+        }
+        // Packed sequences, 12 in 32k tokens. All-to-all moves fewer bytes, where gradients of as many key heads as query heads bind the wire.
+        let (causal, full) = (Mask::CausalBottomRight, Mask::Full);
+        for (mask, heads, key_heads, [two, four]) in [
+            (causal, 16, 16, [Schedule::AllToAll; 2]),
+            (full, 16, 16, [Schedule::Fused, Schedule::AllToAll]),
+            (causal, 32, 8, [Schedule::Fused; 2]),
+        ] {
+            let of = config(32 << 10, heads, key_heads);
+            let packed = |batches| {
+                let attention = AttentionConfig { layout: Layout::Packed, batches, mask, ..of.attention };
+                ContextParallelConfig { attention, ..of }
+            };
+            for (ranks, backward) in [(2, two), (4, four)] {
+                let world = WorldSize::new(ranks).unwrap();
+                let choose = |batches, direction| packed(batches).choose(direction, world, waits, 2).unwrap();
+                for (direction, expected) in Direction::BOTH.into_iter().zip([Schedule::Fused, backward]) {
+                    let chosen = choose(12, direction);
+                    assert_eq!(chosen.schedule, expected, "{mask:?}, {heads} on {key_heads}, {ranks} ranks, {direction:?}: {}", chosen.why);
+                }
+                // Slots of short sequences would be padding.
+                let refused = choose(2048, Direction::Backward).refused;
+                assert!(
+                    refused.iter().any(|(schedule, why)| *schedule == Schedule::Fused && why.contains("2048 sequences")),
+                    "{refused:?}"
+                );
+            }
         }
         // Chunks of 125 rows.
         let odd = config(1000, 16, 16).by(Schedule::Fused);

@@ -76,6 +76,7 @@ pub fn captured(case: &Case) -> Result<()> {
     let ranks = Ranks::new(case)?;
     let operations = ranks.operations::<bf16>()?;
     let mut tensors = ranks.tensors(&case.whole())?;
+    ranks.set_sequences(&operations, &tensors)?;
     // One after another, as each pass holds the tensors that it writes.
     let mut graphs = Vec::new();
     for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
@@ -122,6 +123,7 @@ pub fn two_layers(case: &Case) -> Result<()> {
     let operations = ranks.operations::<bf16>()?;
     let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
     let mut layers = [ranks.tensors(&wholes[0])?, ranks.tensors(&wholes[1])?];
+    ranks.set_sequences(&operations, &layers[0])?;
     for forward in [true, false] {
         for layer in if forward { [0, 1] } else { [1, 0] } {
             for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut layers[layer]) {
@@ -158,6 +160,7 @@ pub fn run_ahead(case: &Case) -> Result<()> {
     let operations = ranks.operations::<bf16>()?;
     let wholes = [1, 2].map(|seed| Case { seed, ..case.clone() }.whole());
     let mut layers = [ranks.tensors(&wholes[0])?, ranks.tensors(&wholes[1])?];
+    ranks.set_sequences(&operations, &layers[0])?;
     let mut graphs = Vec::new();
     for (at, (operation, stream)) in operations.iter().zip(&ranks.world.streams).enumerate() {
         let streams: Vec<_> = std::iter::once(stream).chain(operation.streams()).collect();

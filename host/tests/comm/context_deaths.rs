@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use oxtile::attention::{AttentionConfig, Kernels};
+use oxtile::attention::{AttentionConfig, Kernels, Layout};
 use oxtile::comm::{Communicator, EmulatedCommunicator, Team, WorldSize};
 use oxtile::context_parallel::{ContextParallel, Schedule, Transport};
 use oxtile::num::bf16;
@@ -47,9 +47,10 @@ enum Way {
     Heads,
     Puts,
     Fused,
+    Packed,
 }
 
-const WAYS: [Way; 6] = [Way::Ring, Way::Pull, Way::Gather, Way::Heads, Way::Puts, Way::Fused];
+const WAYS: [Way; 7] = [Way::Ring, Way::Pull, Way::Gather, Way::Heads, Way::Puts, Way::Fused, Way::Packed];
 
 impl Way {
     fn case(self) -> Case {
@@ -65,11 +66,15 @@ impl Way {
                 let attention = AttentionConfig { queries: 512, keys: 512, head_size: 64, kernels: Kernels::Fastest, ..SMALL };
                 Case { deadline: DEADLINE, ..Case::new(2, attention) }.by(Schedule::Fused)
             }
+            Self::Packed => {
+                let attention = AttentionConfig { layout: Layout::Packed, batches: 2, ..Self::Fused.case().config.attention };
+                Case { lengths: vec![[500, 504], [3, 8]], deadline: DEADLINE, ..Case::new(2, attention) }.by(Schedule::Fused)
+            }
         }
     }
 
     fn has_arena(self) -> bool {
-        matches!(self, Self::Pull | Self::Puts | Self::Fused)
+        matches!(self, Self::Pull | Self::Puts | Self::Fused | Self::Packed)
     }
 }
 
@@ -86,6 +91,7 @@ fn program(way: Way, rank: &EmulatedCommunicator, phase: Phase, deadline: Durati
     };
     let operation = ContextParallel::<bf16>::new(&stream, transport, case.config)?;
     let mut tensors = Tensors::<bf16>::new(&case, &whole, rank.rank(), &stream)?;
+    tensors.set_sequences(&case, &operation, &stream)?;
     let before = |next: Phase| {
         if next == phase {
             strike();

@@ -159,7 +159,7 @@ fn what_is_not_taken_is_refused() {
     refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window"]);
     refused(of(AttentionConfig { sink: Sink::OffByOne, ..BASE }), true, ["fused", "sink"]);
     refused(of(AttentionConfig { max_logit: true, ..BASE }), true, ["fused", "max_logit"]);
-    refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "layout"]);
+    refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "1 sequences in 48 rows"]);
     refused(of(AttentionConfig { mask: Mask::Full, keys: 24, ..BASE }), true, ["fused", "as many of both"]);
     refused(of(AttentionConfig { kernels: Kernels::Portable, ..BASE }), true, ["fused", "Portable"]);
     refused(of(AttentionConfig { queries: 0, keys: 0, ..BASE }), true, ["fused", "nothing to attend to"]);

@@ -129,6 +129,12 @@ impl Ranks {
         self.world.size().ranks().zip(&self.world.streams).map(|(rank, stream)| Tensors::new(&self.case, whole, rank, stream)).collect()
     }
 
+    /// Says where packed sequences lie, if there are any.
+    pub fn set_sequences<T: Element>(&self, operations: &[ContextParallel<'_, T>], tensors: &[Tensors<T>]) -> Result<()> {
+        let each = operations.iter().zip(tensors).zip(&self.world.streams);
+        each.into_iter().try_for_each(|((operation, tensors), stream)| tensors.set_sequences(&self.case, operation, stream))
+    }
+
     pub fn close(self) -> Result<()> {
         let closing = self.arenas.into_iter().map(|arena| Ok(arena.close()?)).collect::<Result<Vec<_>>>()?;
         closing.into_iter().try_for_each(|arena| arena.finish())

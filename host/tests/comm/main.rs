@@ -17,7 +17,7 @@
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
-//! | `context_fused` | passes in one launch, which wait for keys |
+//! | `context_fused`, `context_fused_packed` | passes in one launch, which wait for keys; of packed sequences |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
@@ -44,6 +44,7 @@ mod context_deaths;
 mod context_example;
 mod context_fp8;
 mod context_fused;
+mod context_fused_packed;
 mod context_largest;
 mod context_parallel;
 mod context_protocol;

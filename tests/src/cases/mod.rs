@@ -10,7 +10,7 @@
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
 //! | `attention_heads` | tensors with strides, and parts of them |
-//! | `attention_arriving` | attention of a rank whose keys arrive while the kernel runs |
+//! | `attention_arriving`, `attention_arriving_packed` | attention of a rank whose keys arrive while the kernel runs; of packed sequences |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; heads above 128; any GPU |
@@ -33,6 +33,7 @@ mod amax;
 mod approximate;
 mod attention;
 mod attention_arriving;
+mod attention_arriving_packed;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_limits;
@@ -128,6 +129,7 @@ pub fn all() -> Vec<Case> {
         attention_backward::cases(),
         attention_backward_general::cases(),
         attention_arriving::cases(),
+        attention_arriving_packed::cases(),
         attention_backward_limits::cases(),
         attention_backward_portable::cases(),
         attention_backward_wide::cases(),

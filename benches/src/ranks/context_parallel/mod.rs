@@ -34,7 +34,7 @@ pub enum By {
     Auto,
     /// By [`Schedule::AllToAll`].
     AllToAll,
-    /// By [`Schedule::Fused`], and the backward pass as it suits.
+    /// By [`Schedule::Fused`].
     Fused,
     /// By [`Schedule::Gather`].
     Gather,
