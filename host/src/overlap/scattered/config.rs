@@ -133,12 +133,8 @@ impl ReduceScatterConfig {
         product.takes_wgmma::<T, O>().map_err(|why| {
             invalid(format!("parts are added by kernels on wgmma: {why}; or multiply by Gemm, and sum by a communicator's reduce_scatter"))
         })?;
-        let own = GemmConfig { m: self.rows(ranks), ..product };
-        let time = |tile: &GemmTile| own.predicted_whole::<T, O>(*tile, rates.multiprocessors - self.margin);
-        let tiles: Vec<_> = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some()).collect();
-        let fastest = tiles.iter().filter_map(|tile| Some((*tile, time(tile)?))).min_by(|a, b| a.1.total_cmp(&b.1));
-        let (tile, _) =
-            fastest.ok_or_else(|| invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()))?;
+        let fastest = self.fastest_tile::<T, O>(ranks, rates, &product);
+        let tile = fastest.ok_or_else(|| invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()))?;
         let choices = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
         let of = |method: Method| {
             let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, method, *panels)));
@@ -189,7 +185,7 @@ impl ReduceScatterConfig {
         for (panel, there) in (0..).zip(there) {
             let rows = shards.panel(0, panel);
             let rows = rows.end - rows.start;
-            now = now.max(there) + self.beside::<T, O>(ranks, rates, rows);
+            now = now.max(there) + self.summed::<T, O>(ranks, rates, rows);
             let bytes = (rows * self.sizes.n * T::RESULT_BYTES) as f64;
             out = now.max(out) + rates.wait + others * (rates.start + rates.put_beside * bytes / rates.put) + rates.flag;
         }
@@ -212,6 +208,22 @@ impl ReduceScatterConfig {
             there[panel as usize] = out;
         }
         Ok(Progress { shards, now, out, there })
+    }
+
+    /// The tile of the kernel that adds parts to all own rows fastest.
+    fn fastest_tile<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<GemmTile> {
+        let own = GemmConfig { m: self.rows(ranks), ..*product };
+        let tiles = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some());
+        let timed = tiles.filter_map(|tile| Some((tile, own.predicted_whole::<T, O>(tile, rates.multiprocessors - self.margin)?)));
+        timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
+    }
+
+    /// The time of a product of so many own rows, to which parts are added: tiles of one size, however few there are.
+    fn summed<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, m: u64) -> f64 {
+        let Ok(product) = self.product(ranks) else { return f64::INFINITY };
+        let tile = self.fastest_tile::<T, O>(ranks, rates, &product);
+        let time = |tile| GemmConfig { m, ..product }.predicted_whole::<T, O>(tile, rates.multiprocessors - self.margin);
+        tile.and_then(time).map_or(f64::INFINITY, |time| rates.beside * time)
     }
 
     /// The time of a product of so many rows beside puts.
