@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::detour::Detour;
-use super::fused::KEYS;
 use super::head_group::groups_of;
+use super::sections::KEYS;
 use crate::attention::{AttentionConfig, GradientOutput, Layout, Mask, Output, Sink, Window};
 use crate::comm::WorldSize;
 use crate::runtime::{Error, Result};

@@ -24,7 +24,7 @@ use super::fused_gradients::FusedGradients;
 use super::local::Local;
 use super::memory::{Scratch, note};
 use super::plan::Direction;
-use super::sections::Sections;
+use super::sections::{KEYS, Sections};
 use crate::attention::{
     ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingSequences, ArrivingTensors, AttentionConfig, Inputs, Layout, Outputs, Target,
 };
@@ -64,9 +64,6 @@ pub(super) struct Fused<T: ContextElement> {
     pub(super) out: Stream,
     is_open: Mutex<bool>,
 }
-
-/// Keys of a block of packed sequences.
-pub(super) const KEYS: u64 = 128;
 
 /// Why a pass cannot be taken in one launch, but for memory.
 pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, direction: Direction, world: WorldSize) -> Option<String> {

@@ -1,10 +1,9 @@
 //! The time of a pass by each schedule: a pure function of sizes and of measured rates.
 
 use super::config::{ContextParallelConfig, Schedule};
-use super::fused::KEYS;
 use super::head_group::groups_of;
 use super::plan::{Direction, Means};
-use super::sections::Sections;
+use super::sections::{KEYS, Sections};
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
 use crate::runtime::{Kind, Stream};

@@ -1,4 +1,4 @@
-//! How the key heads of a fused pass are cut into sections, each of which arrives by itself.
+//! How the key heads of a fused pass are cut into sections, each of which arrives by itself; blocks of keys.
 
 use std::ops::Range;
 
@@ -10,6 +10,9 @@ use oxtile_kernels::attention::sections_of;
 const REMEMBERED: u32 = u64::BITS;
 /// Bytes of a row of the first section, at least: from there on a copy engine has its full rate (docs/performance/communication.md).
 const ROW_BYTES: u64 = 1 << 10;
+
+/// Keys of a block of packed sequences.
+pub(super) const KEYS: u64 = 128;
 
 /// How key heads of all batches are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
