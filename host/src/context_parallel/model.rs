@@ -23,6 +23,8 @@ struct Rates {
     /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
     groups: f64,
     ends: f64,
+    /// The same of packed sequences, in either direction: their launches are short.
+    packed_groups: [f64; 2],
     /// The seconds until the first keys are there for which a kernel waits, beyond what steps take beside their products.
     start: f64,
     /// The seconds that steps of packed sequences take beyond all else, at least: zeroing, ends of launches, flags.
@@ -42,6 +44,7 @@ const HOPPER: Rates = Rates {
     messages: 160e9,
     heads: 90e9,
     groups: 1.02,
+    packed_groups: [1.17, 1.43],
     ends: 0.45e-3,
     start: 5e-6,
     packed: 0.14e-3,
@@ -171,7 +174,8 @@ impl ContextParallelConfig {
                 // The heads of the first group, and the results of the last one.
                 let ends = groups_of(&traded, size)[0] as f64 / traded.key_heads as f64;
                 let wire = received / HOPPER.copies * ends;
-                Time { compute: whole * HOPPER.groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
+                let groups = if self.is_packed() { HOPPER.packed_groups[at] } else { HOPPER.groups };
+                Time { compute: whole * groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
             }
             Schedule::AllToAll => Time { compute: whole, exposed: received / HOPPER.heads },
             _ => {
