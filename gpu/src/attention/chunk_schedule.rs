@@ -8,7 +8,7 @@ use super::schedule::{Schedule, Tile};
 use super::sequence::{Sequences, SequencesArgument};
 use super::shape::{Checked, Heads};
 
-/// Blocks of keys of a sequence, with what pads its chunks: [`Gaps`](super::mask::Gaps) counts them in 16 bits.
+/// Blocks of keys of a sequence, with what pads its chunks: a mask's gaps count them in 16 bits.
 pub const MOST_KEY_BLOCKS: u64 = u16::MAX as u64;
 
 /// The sequences of a rank's launch. Each is there twice, first all late chunks of queries, then all early ones.
@@ -205,7 +205,7 @@ impl ChunksArgument<'_> {
     }
 }
 
-/// The order: rounds of heads; in each the pieces of the rank's rows one after another, each as [`Schedule`] has a batch. One thread walks along it.
+/// The order: rounds of heads; in each the pieces of the rank's rows one after another, each as a schedule has a batch. One thread walks along it.
 pub struct ChunkSchedule<const KEYS: usize> {
     /// Where the sequences lie.
     pub chunks: Chunks,

@@ -87,8 +87,12 @@ pub fn run(arguments: &mut Parser) -> Result<ExitCode> {
     });
     let mut programs = None;
     for (name, time, output) in judged {
-        let said = output.as_ref().map(|output| output.stdout.clone()).unwrap_or_default();
-        if tally.beside(name, time, output) && name == TESTS {
+        let mut output = output;
+        // What cargo says of the tests is for this program alone.
+        let said = output.as_mut().ok().filter(|_| name == TESTS).map(|output| std::mem::take(&mut output.stdout));
+        if tally.beside(name, time, output)
+            && let Some(said) = said
+        {
             programs = Some(Programs::of(&String::from_utf8_lossy(&said))?);
         }
     }
