@@ -54,10 +54,11 @@ impl ChunkKeyTile {
     #[inline(always)]
     pub fn mask<const QUERIES: usize>(&self, chunks: &Chunks, is_causal: bool) -> (Mask, Missing) {
         let [first, second] = [chunks.rank, chunks.of_sequence() - 1 - chunks.rank];
-        let ([early, late], between) = (self.queries, (second - first) * self.padded());
+        let ([early, late], begin) = (self.queries, self.early_blocks::<QUERIES>());
+        // Under a causal mask both chunks have as many queries as keys. Without one places do not matter, and the late chunk is right after the early one.
+        let between = if is_causal { (second - first) * self.padded() } else { begin * QUERIES as u32 };
         let queries = if late > 0 { between + late } else { early };
         let last = if is_causal { (first * self.padded()).cast_signed() } else { FAR };
-        let begin = self.early_blocks::<QUERIES>();
         let mask = Mask { queries, keys: self.number * self.padded() + self.keys, first: -FAR, last };
         (mask, Missing { begin, count: between / QUERIES as u32 - begin })
     }

@@ -23,7 +23,7 @@ fn shell(folder: &Path, lines: &str) -> Output {
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_") && name != "CARGO_HOME") {
         sh.env_remove(name);
     }
-    // Nobody debugs it.
+    // No debugger runs it.
     sh.env("CARGO_PROFILE_DEV_DEBUG", "0");
     sh.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("own-crate")).output().expect("a shell")
 }

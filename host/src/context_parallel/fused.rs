@@ -72,14 +72,16 @@ pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, directi
         return Some("parts are contiguous, and its kernel has two chunks a rank: take zigzag parts".to_owned());
     }
     if attention.queries != attention.keys {
-        return Some(format!("{} queries and {} keys: its kernel has as many of both", attention.queries, attention.keys));
+        let AttentionConfig { queries, keys, .. } = attention;
+        return Some(format!("{queries} queries and {keys} keys: its kernel has as many of both: take pull, gather or all-to-all"));
     }
     if attention.batches * attention.heads * attention.key_heads * attention.queries == 0 {
         return Some("there is nothing to attend to: take any other".to_owned());
     }
-    let blocks = attention.keys / KEYS + config.partition.chunks(world);
+    let blocks = attention.keys.div_ceil(KEYS) + config.partition.chunks(world);
     if config.is_packed() && blocks > MOST_KEY_BLOCKS {
-        return Some(format!("{} rows of packed keys: its kernel counts blocks of {KEYS} in 16 bits", attention.keys));
+        let keys = attention.keys;
+        return Some(format!("{keys} rows of packed keys: its kernel counts blocks of {KEYS} in 16 bits: take pull, gather or all-to-all"));
     }
     match direction {
         Direction::Forward => attention.arriving::<T>().err(),

@@ -105,7 +105,15 @@ impl<T: ContextElement> Fused<T> {
                 let mut slots = lock(&of.slots);
                 let mut mine = slots.contiguous_mut()?.slice(rank * of.slot..(rank + 1) * of.slot)?;
                 let tell = || {
-                    let batch = self.arena.batch(stream).answered();
+                    let batch = self.arena.batch(stream);
+                    // Of packed sequences without a row the kernel waits for nothing, and an owner may not have taken back the flag of its last pass.
+                    let batch = match self.config.is_packed() {
+                        true => {
+                            self.awaited().into_iter().try_fold(batch, |batch, (flag, from)| batch.wait_flag(&self.ready, flag, from))?
+                        }
+                        false => batch,
+                    };
+                    let batch = batch.answered();
                     self.member.others_in_world().try_fold(batch, |batch, owner| batch.set(&of.given, 0, owner))?.enqueue()
                 };
                 self.exchange(stream, gathered, rows, |waits| {

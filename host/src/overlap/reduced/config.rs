@@ -268,6 +268,8 @@ mod tests {
         assert_eq!(large, format!("AllReduceConfig: OneShot cannot do it: {expected}"));
         let odd = refused(AllReduceConfig::new(Global { m: 16, n: 60, k: 64 }));
         assert!(odd.contains("no method takes it; sum by a communicator's all_reduce"), "{odd}");
+        let margin = refused(AllReduceConfig { margin: 133, ..config });
+        assert!(margin.contains("a margin of 133 leaves none of 132 multiprocessors"), "{margin}");
         let uneven = refused(AllReduceConfig::new(Global { m: 16, n: 64, k: 65 }));
         assert!(uneven.contains("k is 65, which 2 ranks do not divide"), "{uneven}");
     }

@@ -214,7 +214,8 @@ impl ReduceScatterConfig {
     fn fastest_tile<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<GemmTile> {
         let own = GemmConfig { m: self.rows(ranks), ..*product };
         let tiles = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some());
-        let timed = tiles.filter_map(|tile| Some((tile, own.predicted_whole::<T, O>(tile, rates.multiprocessors - self.margin)?)));
+        let timed =
+            tiles.filter_map(|tile| Some((tile, own.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin))?)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
     }
 
@@ -222,7 +223,7 @@ impl ReduceScatterConfig {
     fn summed<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, m: u64) -> f64 {
         let Ok(product) = self.product(ranks) else { return f64::INFINITY };
         let tile = self.fastest_tile::<T, O>(ranks, rates, &product);
-        let time = |tile| GemmConfig { m, ..product }.predicted_whole::<T, O>(tile, rates.multiprocessors - self.margin);
+        let time = |tile| GemmConfig { m, ..product }.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin));
         tile.and_then(time).map_or(f64::INFINITY, |time| rates.beside * time)
     }
 
