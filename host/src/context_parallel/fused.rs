@@ -390,7 +390,7 @@ impl<T: ContextElement> Fused<T> {
     }
 
     /// The flags of all sections of the other ranks.
-    fn awaited(&self) -> Vec<(u32, Rank)> {
+    pub(super) fn awaited(&self) -> Vec<(u32, Rank)> {
         (0..self.sections.count()).flat_map(|section| self.member.others_in_world().map(move |from| (section, from))).collect()
     }
 }
