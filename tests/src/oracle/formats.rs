@@ -107,7 +107,7 @@ impl Format {
             0
         } else {
             let (down, up) = (a - magnitudes[above - 1], magnitudes[above] - a);
-            let even = if above % 2 == 0 { above } else { above - 1 };
+            let even = if above.is_multiple_of(2) { above } else { above - 1 };
             if down < up {
                 above - 1
             } else if up < down {

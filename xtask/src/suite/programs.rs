@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::tally::Tally;
@@ -44,7 +44,12 @@ impl Programs {
         let artifacts = said.lines().filter(|line| line.starts_with('{')).map(serde_json::from_str::<Value>);
         let mut programs = VecDeque::new();
         for artifact in artifacts {
-            programs.extend(program(&artifact.context("cargo does not speak JSON")?, &libraries));
+            let artifact = artifact.context("cargo does not speak JSON")?;
+            if artifact["profile"]["test"] == true {
+                programs.push_back(
+                    program(&artifact, &libraries).with_context(|| format!("cargo says too little of a test program: {artifact}"))?,
+                );
+            }
         }
         programs.push_back(Program { name: "oxtile-tests".into(), command: compiled_cases() });
         programs.push_back(Program { name: "doc tests".into(), command: cargo(["test", "--workspace", "--no-fail-fast", "--doc", "--"]) });
@@ -74,7 +79,6 @@ impl Programs {
 
 /// The program of one of cargo's messages, as `cargo test` runs it: in the folder of its package, with the variables of the package.
 fn program(artifact: &Value, libraries: &OsString) -> Option<Program> {
-    artifact["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
     let (path, manifest) = (artifact["executable"].as_str()?, PathBuf::from(artifact["manifest_path"].as_str()?));
     let (folder, name) = (manifest.parent()?.to_owned(), artifact["target"]["name"].as_str()?);
     // `path+file:///checkout/host#oxtile@0.1.0`, or without the name where it is that of the folder.
@@ -90,9 +94,12 @@ fn program(artifact: &Value, libraries: &OsString) -> Option<Program> {
 /// Where the loader looks for the compiler's libraries, which tests of macros need, and then where it would look.
 fn libraries() -> Result<OsString> {
     let said = Command::new("rustc").args(["--print", "target-libdir"]).output().context("cannot run rustc")?;
+    ensure!(said.status.success(), "rustc does not say where its libraries are");
     let own = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
     let inherited = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let all = [own, target().join("debug/deps")].into_iter().chain(std::env::split_paths(&inherited));
+    // An empty one would be the folder that a program runs in.
+    let all = all.filter(|folder| !folder.as_os_str().is_empty());
     std::env::join_paths(all).context("a folder of the target directory has a colon in its name")
 }
 
@@ -125,19 +132,23 @@ mod tests {
         assert_eq!(variable(&programs[3], "CARGO_PKG_NAME").as_deref(), Some("oxtile"));
         assert_eq!(programs[3].command.get_current_dir(), Some("/checkout/host".as_ref()));
         assert!(Programs::of("{").is_err());
+        assert!(Programs::of(r#"{"profile":{"test":true}}"#).is_err());
     }
 
     #[test]
     fn all_are_run_and_counted() {
         let failing = "echo test result: FAILED. 1 passed\\; 3 failed\\; 4 ignored; echo test gemm ... FAILED";
         let missing = Program { name: "gone".into(), command: Command::new("/nothing") };
-        let programs = [shell("a", "echo test result: ok. 2 passed"), shell("b", failing), missing, shell("c", "test $X = 1")];
+        let programs =
+            [shell("a", "test $X = 1 && echo test result: ok. 2 passed"), shell("b", failing), missing, shell("c", "test $X = 1")];
+        // The last says nothing, which is a failure too.
         let mut tally = Tally::default();
         Programs(programs.into()).run(&mut tally, &[("X", "1".into())], &[]);
-        assert_eq!(tally.counts(), [3, 4, 4]);
+        assert_eq!(tally.counts(), [3, 5, 4]);
         let mut failures = tally.failures().to_vec();
         failures.sort();
         assert_eq!(failures[0], "b: gemm");
-        assert!(failures[1].starts_with("gone: cannot run gone"), "{failures:?}");
+        assert_eq!(failures[1], "c: it ended without a summary");
+        assert!(failures[2].starts_with("gone: cannot run gone"), "{failures:?}");
     }
 }

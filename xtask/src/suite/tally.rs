@@ -94,7 +94,7 @@ impl Tally {
         let mut child = command.spawn().with_context(|| format!("cannot run {name}"))?;
         // The command holds the pipe's writing end: without it reading ends when the child does.
         command.stdout(Stdio::null()).stderr(Stdio::null());
-        let (mut program, mut start) = (name.to_owned(), Instant::now());
+        let (mut program, mut start, mut summaries) = (name.to_owned(), Instant::now(), 0);
         for line in BufReader::new(reader).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
             print(&line);
@@ -102,6 +102,7 @@ impl Tally {
                 (program, start) = (named, Instant::now());
             } else if let Some(summary) = line.strip_prefix("test result: ") {
                 self.add(summary);
+                summaries += 1;
                 self.times.push((start.elapsed(), program.clone()));
             } else if let Some(test) = failed_test(&line) {
                 self.failures.push(format!("{program}: {test}"));
@@ -111,6 +112,8 @@ impl Tally {
         }
         if !child.wait()?.success() && self.failed == before {
             self.fail(format!("{name}: it failed without a summary"));
+        } else if summaries == 0 {
+            self.fail(format!("{name}: it ended without a summary"));
         }
         Ok(())
     }
