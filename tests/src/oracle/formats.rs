@@ -119,12 +119,12 @@ impl Format {
         code as u32 + if x.is_sign_negative() { self.codes() / 2 } else { 0 }
     }
 
-    /// The codes among which the smallest lies whose value is not below `a`: those of `a`'s exponent, which are neighbours, and the next one.
+    /// The codes of `a`'s exponent, which are neighbours: the smallest whose value is not below `a` is one of them, or the next.
     fn binade(&self, a: f64) -> std::ops::Range<usize> {
         let (bias, fields) = ((1 << (self.exponent_bits - 1)) - 1, 1 << self.exponent_bits);
         let exponent = (a.to_bits() >> 52) as i32 - 1023;
         let start = ((exponent + bias).clamp(0, fields - 1) as usize) << self.mantissa_bits;
-        start..(start + (1 << self.mantissa_bits) + 1).min(self.magnitudes.len())
+        start..(start + (1 << self.mantissa_bits)).min(self.magnitudes.len())
     }
 
     /// `x` rounded to the format.
