@@ -2,16 +2,16 @@
 //!
 //! Tokens are rows, and each rank has some of them, as sequence parallelism has them: of `x`, of the result, and of both gradients. Between the two weights each rank has all tokens, and some columns.
 
-use oxtile::comm::{Member, WorldSize};
+use half::bf16 as Half;
+use oxtile::comm::WorldSize;
 use oxtile::gemm::{Activation, Epilogue};
 use oxtile::num::{Pod, bf16};
 use oxtile::overlap::{
     AllGatherConfig, AllGatherGemm, GatheredProduct, Gathers, GemmReduceScatter, Global, Method, OverlapConfig, OverlapMemory,
     ReduceScatterConfig, ScatteredProduct,
 };
-use oxtile::symmetric::Arena;
 use oxtile::{Buffer, Result, Stream};
-use oxtile_tile::launch::DeviceViewMut;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 /// Sizes over all ranks.
 #[derive(Clone, Copy, Debug)]
@@ -66,8 +66,21 @@ impl Shape {
     }
 }
 
+/// How the products are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// One after another, each by the method that the model finds fastest.
+    #[default]
+    Chosen,
+    /// One after another, all by one method.
+    By(Method),
+    /// Begun before the products beside which they travel: gradients of weights gather their tokens beside other gradients, and that of `x` travels beside that of `W1`.
+    Bulk,
+}
+
 /// The products of a rank.
 pub struct Products {
+    way: Way,
     up: AllGatherGemm<bf16, bf16>,
     down: GemmReduceScatter<bf16, bf16>,
     down_input: AllGatherGemm<bf16, bf16>,
@@ -77,25 +90,31 @@ pub struct Products {
 }
 
 impl Products {
-    /// Takes memory of the arena, and makes the products, by a method or by those that the model finds fastest. `out` carries the copies to other ranks.
-    pub fn new(arena: &Arena, member: &Member, [compute, out]: [&Stream; 2], shape: Shape, method: Option<Method>) -> Result<Self> {
-        let memory = OverlapMemory::take(arena, member, shape.bytes(arena.world())?, out)?;
-        let overlap = OverlapConfig { method, ..OverlapConfig::default() };
-        let gathering = |config| AllGatherConfig { overlap, ..config };
-        let scattering = |config| GemmReduceScatter::new(&memory, compute, ReduceScatterConfig { method, ..config });
+    /// Makes the products on memory of [`Shape::bytes`].
+    pub fn new(memory: &OverlapMemory, compute: &Stream, shape: Shape, way: Way) -> Result<Self> {
+        // What was gathered beside another product needs no kernel that waits.
+        let [method, of_weights] = match way {
+            Way::Chosen => [None, None],
+            Way::By(method) => [Some(method), Some(method)],
+            Way::Bulk => [None, Some(Method::Sequential)],
+        };
+        let gathering_by = |config, method| AllGatherConfig { overlap: OverlapConfig { method, ..OverlapConfig::default() }, ..config };
+        let gathering = |config| gathering_by(config, method);
+        let scattering = |config| GemmReduceScatter::new(memory, compute, ReduceScatterConfig { method, ..config });
         Ok(Self {
-            up: AllGatherGemm::new(&memory, compute, gathering(shape.up()))?,
+            way,
+            up: AllGatherGemm::new(memory, compute, gathering(shape.up()))?,
             down: scattering(shape.down())?,
-            down_input: AllGatherGemm::new(&memory, compute, gathering(shape.down_input()))?,
-            down_weight: AllGatherGemm::new(&memory, compute, gathering(shape.down_weight()))?,
+            down_input: AllGatherGemm::new(memory, compute, gathering(shape.down_input()))?,
+            down_weight: AllGatherGemm::new(memory, compute, gathering_by(shape.down_weight(), of_weights))?,
             up_input: scattering(shape.up_input())?,
-            up_weight: AllGatherGemm::new(&memory, compute, gathering(shape.up_weight()))?,
+            up_weight: AllGatherGemm::new(memory, compute, gathering_by(shape.up_weight(), of_weights))?,
         })
     }
 
     /// How each is done, and why.
     pub fn choices(&self) -> [String; 6] {
-        let Self { up, down, down_input, down_weight, up_input, up_weight } = self;
+        let Self { up, down, down_input, down_weight, up_input, up_weight, .. } = self;
         [
             format!("z and gelu(z): {}", up.choice()),
             format!("y: {}", down.choice()),
@@ -108,7 +127,14 @@ impl Products {
 
     /// Binds them to a rank's tensors. Meets the other ranks.
     pub fn bind<'l>(&'l self, stream: &Stream, tensors: &'l Tensors) -> Result<Layer<'l>> {
-        let Tensors { up, bias, down, z, activated, dz, .. } = tensors;
+        let own = [tensors.up.view(), tensors.down.view()];
+        self.bind_weights(stream, tensors, Weights { forward: own, backward: own })
+    }
+
+    /// The same, of weights that lie elsewhere.
+    pub fn bind_weights<'l>(&'l self, stream: &Stream, tensors: &'l Tensors, weights: Weights<'l>) -> Result<Layer<'l>> {
+        let Tensors { bias, z, activated, dz, .. } = tensors;
+        let Weights { forward: [up, down], backward: [up_again, down_again] } = weights;
         // SAFETY: `Layer` enqueues all products on one stream, each of which reads other buffers than it writes; the host reads them after the stream alone.
         let [of_z, of_activated, of_dz, of_y, of_dx] = unsafe { [lend(z), lend(activated), lend(dz), lend(&tensors.y), lend(&tensors.dx)] };
         // SAFETY: as above.
@@ -116,15 +142,23 @@ impl Products {
         let keeping = Epilogue { bias: Some(bias.view()), kept: Some(of_z), ..Epilogue::default() };
         let deriving = Epilogue { input: Some(z.view()), bias_gradient: Some(of_bias), ..Epilogue::default() };
         Ok(Layer {
+            way: self.way,
             tensors,
-            up: self.up.bind_epilogue(stream, up.view(), None, keeping, of_activated)?,
-            down: self.down.bind(stream, activated.view(), down.view(), None, of_y)?,
-            down_input: self.down_input.bind_epilogue(stream, down.view(), None, deriving, of_dz)?,
+            up: self.up.bind_epilogue(stream, up, None, keeping, of_activated)?,
+            down: self.down.bind(stream, activated.view(), down, None, of_y)?,
+            down_input: self.down_input.bind_epilogue(stream, down_again, None, deriving, of_dz)?,
             down_weight: self.down_weight.bind(stream, activated.view(), None, of_down)?,
-            up_input: self.up_input.bind(stream, dz.view(), up.view(), None, of_dx)?,
+            up_input: self.up_input.bind(stream, dz.view(), up_again, None, of_dx)?,
             up_weight: self.up_weight.bind(stream, dz.view(), None, of_up)?,
         })
     }
+}
+
+/// Where a rank's parts of `W1` and of `W2` are in either pass: weights in shards lie in slots that the passes take.
+#[derive(Clone, Copy)]
+pub struct Weights<'l> {
+    pub forward: [DeviceView<'l, bf16>; 2],
+    pub backward: [DeviceView<'l, bf16>; 2],
 }
 
 /// What a rank has.
@@ -149,11 +183,44 @@ pub struct Tensors {
     pub ddown: Buffer<f32>,
 }
 
+impl Tensors {
+    /// Of a rank of so many, which is given `x`, `dy`, and its part of `W1`, of the bias and of `W2`. Results are not written yet.
+    pub fn new(stream: &Stream, Shape { tokens, width, hidden }: Shape, ranks: u32, given: [Vec<Half>; 5]) -> Result<Self> {
+        let [x, dy, up, bias, down] = given.map(|values| Buffer::from_slice(stream, &values));
+        let (hidden, own) = (hidden / u64::from(ranks), tokens / u64::from(ranks) * width);
+        let [z, activated, dz, y, dx] =
+            [tokens * hidden, tokens * hidden, tokens * hidden, own, own].map(|len| Buffer::uninitialised(stream, len));
+        let [dup, dbias, ddown] = [hidden * width, hidden, width * hidden].map(|len| Buffer::uninitialised(stream, len));
+        Ok(Self {
+            x: x?,
+            dy: dy?,
+            up: up?,
+            bias: bias?,
+            down: down?,
+            z: z?,
+            activated: activated?,
+            dz: dz?,
+            y: y?,
+            dx: dx?,
+            dup: dup?,
+            dbias: dbias?,
+            ddown: ddown?,
+        })
+    }
+
+    /// Results of the tokens, `y` and `dx`, then gradients of the weights, `dW1`, of the bias, and `dW2`.
+    pub fn results(&self, stream: &Stream) -> Result<[Vec<f32>; 5]> {
+        let wide =
+            |tensor: &Buffer<bf16>| -> Result<Vec<f32>> { Ok(tensor.to_vec_as::<Half>(stream)?.into_iter().map(Half::to_f32).collect()) };
+        Ok([wide(&self.y)?, wide(&self.dx)?, self.dup.to_vec(stream)?, self.dbias.to_vec(stream)?, self.ddown.to_vec(stream)?])
+    }
+}
+
 /// Memory of the layer, to be written by one product.
 ///
 /// # Safety
 /// What uses it and what uses other views of the buffer is enqueued on one stream, and no product takes two views of a buffer of which one is written.
-unsafe fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
+pub unsafe fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
     let access = buffer.view().access("memory of the layer");
     // SAFETY: an address, a length and an owner of a live buffer, which the view borrows; the caller keeps uses apart.
     unsafe { DeviceViewMut::from_raw(access.address, buffer.len(), access.owner) }
@@ -161,6 +228,7 @@ unsafe fn lend<T: Pod>(buffer: &Buffer<T>) -> DeviceViewMut<'_, T> {
 
 /// The products of a rank with its tensors.
 pub struct Layer<'l> {
+    way: Way,
     tensors: &'l Tensors,
     up: GatheredProduct<'l, bf16, bf16>,
     down: ScatteredProduct<'l, bf16, bf16>,
@@ -173,19 +241,71 @@ pub struct Layer<'l> {
 impl Layer<'_> {
     /// Enqueues the result of this rank's tokens. May be captured.
     pub fn forward(&mut self, stream: &Stream) -> Result<()> {
+        self.forward_of_up(stream)?;
+        self.forward_of_down(stream)
+    }
+
+    /// Enqueues what lies between the weights: it reads `W1`.
+    pub fn forward_of_up(&mut self, stream: &Stream) -> Result<()> {
         self.up.copy_shard(stream, &self.tensors.x)?;
-        self.up.run(stream)?;
+        self.up.run(stream)
+    }
+
+    /// Enqueues the result of that: it reads `W2`.
+    pub fn forward_of_down(&mut self, stream: &Stream) -> Result<()> {
         self.down.run(stream)
     }
 
     /// Enqueues all gradients. May be captured.
     pub fn backward(&mut self, stream: &Stream) -> Result<()> {
+        if self.way == Way::Bulk {
+            return self.backward_in_bulk(stream);
+        }
+        self.backward_of_down(stream)?;
+        self.backward_of_up(stream)
+    }
+
+    /// Enqueues the gradients of what lies between the weights and of `W2`, which it reads. May be captured.
+    pub fn backward_of_down(&mut self, stream: &Stream) -> Result<()> {
         self.down_input.copy_shard(stream, &self.tensors.dy)?;
-        self.down_input.run(stream)?;
+        let dz = self.down_input.begin(stream)?;
+        if self.way != Way::Bulk {
+            dz.finish()?;
+            self.down_weight.copy_shard(stream, &self.tensors.dy)?;
+            return self.down_weight.run(stream);
+        }
         self.down_weight.copy_shard(stream, &self.tensors.dy)?;
-        self.down_weight.run(stream)?;
-        self.up_input.run(stream)?;
+        let ddown = self.down_weight.begin(stream)?;
+        dz.finish()?;
+        ddown.finish()
+    }
+
+    /// Enqueues the gradients of `x` and of `W1`, which it reads, once that of `z` is there. May be captured.
+    pub fn backward_of_up(&mut self, stream: &Stream) -> Result<()> {
+        if self.way != Way::Bulk {
+            self.up_input.run(stream)?;
+            self.up_weight.copy_shard(stream, &self.tensors.x)?;
+            return self.up_weight.run(stream);
+        }
         self.up_weight.copy_shard(stream, &self.tensors.x)?;
-        self.up_weight.run(stream)
+        let x = self.up_weight.begin(stream)?;
+        let dx = self.up_input.begin(stream)?;
+        x.finish()?;
+        dx.finish()
+    }
+
+    /// Each gather travels beside the product before the one that needs it, and `dx` beside the last product. Two calls at most are under way.
+    fn backward_in_bulk(&mut self, stream: &Stream) -> Result<()> {
+        self.down_input.copy_shard(stream, &self.tensors.dy)?;
+        let dz = self.down_input.begin(stream)?;
+        self.down_weight.copy_shard(stream, &self.tensors.dy)?;
+        let ddown = self.down_weight.begin(stream)?;
+        dz.finish()?;
+        self.up_weight.copy_shard(stream, &self.tensors.x)?;
+        let dup = self.up_weight.begin(stream)?;
+        ddown.finish()?;
+        let dx = self.up_input.begin(stream)?;
+        dup.finish()?;
+        dx.finish()
     }
 }

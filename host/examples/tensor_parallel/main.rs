@@ -18,7 +18,7 @@ use oxtile::comm::HostRank;
 use oxtile::overlap::Method;
 use oxtile::{Result, Runtime};
 
-use layer::Shape;
+use layer::{Shape, Way};
 use rank::{PATIENCE, Run, run};
 
 /// What is asked for.
@@ -28,13 +28,12 @@ pub struct Options {
     pub shape: Shape,
     /// Replays of the graph.
     pub steps: u32,
-    /// The method of all products; none: as the model finds best.
-    pub method: Option<Method>,
+    pub way: Way,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { ranks: 2, shape: Shape { tokens: 96, width: 32, hidden: 64 }, steps: 3, method: None }
+        Self { ranks: 2, shape: Shape { tokens: 96, width: 32, hidden: 64 }, steps: 3, way: Way::Chosen }
     }
 }
 
@@ -49,7 +48,9 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         }
         Err(BootstrapError::NoLauncher) => {
             // No model of times holds on the emulator.
-            options.method = (options.ranks > 1).then_some(Method::Fused);
+            if options.ranks > 1 && options.way == Way::Chosen {
+                options.way = Way::By(Method::Fused);
+            }
             let ranks = by_threads(&Runtime::emulated(options.ranks)?, &options)?;
             let differs = |run: &Run| !run.is_equal;
             let found = ranks.iter().position(differs).unwrap_or(0);
@@ -86,7 +87,14 @@ impl Options {
                 "--width" => options.shape.width = value.parse()?,
                 "--hidden" => options.shape.hidden = value.parse()?,
                 "--steps" => options.steps = value.parse()?,
-                _ => return Err(format!("there is no {name}: give --ranks, --tokens, --width, --hidden or --steps").into()),
+                "--way" => {
+                    options.way = match value.as_str() {
+                        "chosen" => Way::Chosen,
+                        "bulk" => Way::Bulk,
+                        _ => return Err(format!("there is no way {value}: give chosen or bulk").into()),
+                    }
+                }
+                _ => return Err(format!("there is no {name}: give --ranks, --tokens, --width, --hidden, --steps or --way").into()),
             }
         }
         Ok(options)

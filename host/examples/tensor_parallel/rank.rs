@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use half::bf16;
 use oxtile::comm::{HostRank, Team};
+use oxtile::overlap::OverlapMemory;
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
-use oxtile::{Buffer, Graph, Kind, Result, Stream};
+use oxtile::{Graph, Kind, Result};
 
 use super::Options;
 use super::layer::{Products, Shape, Tensors};
@@ -53,40 +54,6 @@ pub fn given(Shape { tokens, width, hidden }: Shape, rank: u32, ranks: u32) -> [
     ]
 }
 
-impl Tensors {
-    fn new(stream: &Stream, shape @ Shape { tokens, width, hidden }: Shape, rank: u32, ranks: u32) -> Result<Self> {
-        let upload = |values: Vec<bf16>| Buffer::from_slice(stream, &values);
-        let [x, dy, up, bias, down] = given(shape, rank, ranks).map(upload);
-        let (hidden, own) = (hidden / u64::from(ranks), tokens / u64::from(ranks) * width);
-        let [z, activated, dz, y, dx] =
-            [tokens * hidden, tokens * hidden, tokens * hidden, own, own].map(|len| Buffer::uninitialised(stream, len));
-        let [dup, dbias, ddown] = [hidden * width, hidden, width * hidden].map(|len| Buffer::uninitialised(stream, len));
-        Ok(Self {
-            x: x?,
-            dy: dy?,
-            up: up?,
-            bias: bias?,
-            down: down?,
-            z: z?,
-            activated: activated?,
-            dz: dz?,
-            y: y?,
-            dx: dx?,
-            dup: dup?,
-            dbias: dbias?,
-            ddown: ddown?,
-        })
-    }
-
-    /// Results of the tokens, then gradients of the weights.
-    fn results(&self, stream: &Stream) -> Result<[Vec<f32>; 5]> {
-        let wide = |tensor: &Buffer<oxtile::num::bf16>| -> Result<Vec<f32>> {
-            Ok(tensor.to_vec_as::<bf16>(stream)?.into_iter().map(bf16::to_f32).collect())
-        };
-        Ok([wide(&self.y)?, wide(&self.dx)?, self.dup.to_vec(stream)?, self.dbias.to_vec(stream)?, self.ddown.to_vec(stream)?])
-    }
-}
-
 /// The steps of a rank.
 pub fn run(rank: HostRank, options: &Options) -> Result<Run> {
     let (compute, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
@@ -97,8 +64,9 @@ pub fn run(rank: HostRank, options: &Options) -> Result<Run> {
     let bytes = 2 * shape.bytes(world)? + 4096;
     let arena = Arena::open(&rank, ArenaOptions { backend, bytes, deadline: PATIENCE, ..ArenaOptions::default() })?;
     let member = Team::all(world).member(rank.rank()).expect("all ranks are members");
-    let tensors = Tensors::new(&compute, shape, rank.rank().index(), world.get())?;
-    let products = Products::new(&arena, &member, [&compute, &out], shape, options.method)?;
+    let tensors = Tensors::new(&compute, shape, world.get(), given(shape, rank.rank().index(), world.get()))?;
+    let memory = OverlapMemory::take(&arena, &member, shape.bytes(world)?, &out)?;
+    let products = Products::new(&memory, &compute, shape, options.way)?;
     let mut layer = products.bind(&compute, &tensors)?;
 
     let mut step = || layer.forward(&compute).and_then(|()| layer.backward(&compute));
@@ -122,7 +90,7 @@ pub fn run(rank: HostRank, options: &Options) -> Result<Run> {
     let is_equal = [&replayed, &again].into_iter().all(|found| bits(found) == bits(&first));
     let (choices, [y, dx, dup, dbias, ddown]) = (products.choices(), first);
     drop((graph, layer));
-    drop((products, tensors));
+    drop((products, tensors, memory));
     arena.close()?.finish()?;
     rank.close()?;
     Ok(Run { choices, y, dx, dup, dbias, ddown, is_equal, times })

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
+use super::bulk::Gathering;
 use super::gathered::{AllGatherGemm, Product};
-use super::memory::{PLACES, place_of};
+use super::memory::{Begun, Inner, PLACES, place_of};
 use super::schedule::Schedule;
 use super::table::GatherOperands;
 use super::transfer::{Transfer, wait_for};
 use crate::comm::Rank;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
-use crate::symmetric::SymmetricBuffer;
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
@@ -137,41 +137,60 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// [`Error::Invalid`] for a shard that was not written for this call; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "GatheredProduct::run";
+        let begun = self.put(compute, WHAT)?;
+        self.multiply(compute, &begun, WHAT)
+    }
+
+    /// The first half of [`run`](Self::run): puts the shard to the other members. Work that is enqueued on `compute` before [`Gathering::finish`], which enqueues the other half, goes on beside
+    /// the copies: products that need nothing of this one. May be captured, both halves in one graph.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn begin<'c>(&'c mut self, compute: &'c Stream) -> Result<Gathering<'c, 'a, T, O>> {
+        let begun = self.put(compute, "GatheredProduct::begin")?;
+        Ok(Gathering::new(self, compute, begun))
+    }
+
+    /// The copies of a call.
+    fn put(&mut self, compute: &Stream, what: &'static str) -> Result<Begun> {
         let inner = &self.of.memory.0;
         let Some(turn) = self.given.take() else {
             let why = "the shard of this call was not written: write what GatheredProduct::shard gives, before each call".to_owned();
-            return Err(Error::Invalid { what: WHAT, why });
+            return Err(Error::Invalid { what, why });
         };
-        let place = place_of(turn);
-        let mut places = inner.places();
+        let (place, places) = (place_of(turn), inner.places());
         // Whatever can be refused is refused before the others hear of the call.
-        places[place].local().check_stream(compute, WHAT)?;
-        self.kept.iter().try_for_each(|kept| kept.check_stream(compute, WHAT))?;
-        inner.check_captures(compute, WHAT)?;
-        inner.begin(turn, compute, WHAT)?;
-        let done = self.enqueue(compute, &mut places, place);
-        if let Err(error) = &done
-            && !compute.is_capturing()
-        {
-            // The others go on with this call, which did not come about here. What is returned is why.
-            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
-        }
-        done
+        places[place].local().check_stream(compute, what)?;
+        self.kept.iter().try_for_each(|kept| kept.check_stream(compute, what))?;
+        inner.check_captures(compute, what)?;
+        inner.begin(turn, compute, what)?;
+        let size = size_of::<T>() as u64;
+        let put = || {
+            if let Some(shards) = &self.shards {
+                // The shard may have been used on other streams than the one that it was given for.
+                let memory = shards[place].memory();
+                order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
+                order(&compute.0, |wait_for| memory.add_use(&compute.0, false, wait_for))?;
+            }
+            // Before the launch that waits for the others' puts: queues of the device may be shared.
+            self.of.transfer().put(&places[place], place, |chunk| vec![chunk.copy(self.of.schedule.stored()[1], size)])?;
+            inner.begun(turn)
+        };
+        inner.arena.or_abort(compute, what, put())
     }
 
-    /// One call.
-    fn enqueue(&mut self, compute: &Stream, places: &mut [SymmetricBuffer<u8>; PLACES], place: usize) -> Result<()> {
+    /// The rest of a call.
+    pub(super) fn multiply(&mut self, compute: &Stream, begun: &Begun, what: &'static str) -> Result<()> {
         let inner = &self.of.memory.0;
-        if let Some(shards) = &self.shards {
-            // The shard may have been used on other streams than the one that it was given for.
-            let memory = shards[place].memory();
-            order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
-            order(&compute.0, |wait_for| memory.add_use(&compute.0, false, wait_for))?;
-        }
-        // Before the launch that waits for the others' puts: queues of the device may be shared.
-        let (transfer, schedule, size) = (self.of.transfer(), &self.of.schedule, size_of::<T>() as u64);
-        transfer.put(&places[place], place, |chunk| vec![chunk.copy(schedule.stored()[1], size)])?;
-        let flags = transfer.awaited(place);
+        let done = self.enqueue(compute, begun);
+        inner.finished(begun);
+        inner.arena.or_abort(compute, what, done)
+    }
+
+    fn enqueue(&mut self, compute: &Stream, begun: &Begun) -> Result<()> {
+        let (inner, schedule, place) = (&self.of.memory.0, &self.of.schedule, begun.place());
+        let mut places = inner.places();
+        let flags = self.of.transfer().awaited(place);
         match &mut self.products[place] {
             Product::Fused(product) => {
                 let is_empty =
@@ -202,9 +221,9 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;
         }
-        // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
-        compute.wait(&inner.out.mark()?)?;
-        inner.release(compute, &mut places[place], place, &flags, others_of(schedule, inner.member.rank().index(), size))?;
+        inner.after_puts(compute, begun)?;
+        let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
+        inner.release(compute, &mut places[place], place, &flags, others)?;
         if !compute.is_capturing() {
             // All uses so far come before later work of this stream: the next one need not wait for `out` again.
             let shard = self.shards.as_ref().map(|shards| shards[place].memory());
@@ -214,6 +233,10 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn memory(&self) -> &Inner {
+        &self.of.memory.0
     }
 }
 

@@ -322,7 +322,7 @@ fn fastest(predicted: Option<&Predicted>) -> (Method, String) {
 
 impl Predicted {
     /// The methods that have a time.
-    fn times(&self) -> Vec<(Method, f64)> {
+    pub(super) fn times(&self) -> Vec<(Method, f64)> {
         let times = [(Method::Fused, self.fused), (Method::Chunked, self.chunked), (Method::Sequential, Some(self.sequential))];
         times.into_iter().filter_map(|(method, time)| Some((method, time?))).collect()
     }

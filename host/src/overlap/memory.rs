@@ -9,7 +9,7 @@ use oxtile_tile::num::Pod;
 use super::config::Cut;
 use crate::comm::{Member, Rank};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Result, Stream, order};
+use crate::runtime::{Buffer, Error, Event, Result, Stream, order};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 
 /// Memory of an arena in which a team gathers operands, and parts of sums, lent to all operations of a model: two places, which the calls take in turn, so that what the next call needs
@@ -44,6 +44,23 @@ struct State {
     is_open: bool,
     /// The stream of the last call.
     last: Option<Stream>,
+    /// Whether the call that has a place was begun, and is not finished.
+    under_way: [bool; PLACES],
+    /// The last call that has put from [`Inner::room`].
+    sent: Option<u64>,
+}
+
+/// A call whose copies are enqueued, and what reads what the others put here is not.
+pub(super) struct Begun {
+    pub turn: u64,
+    /// After the copies.
+    put: Event,
+}
+
+impl Begun {
+    pub fn place(&self) -> usize {
+        place_of(self.turn)
+    }
 }
 
 /// Places that are taken in turn.
@@ -128,6 +145,7 @@ impl Inner {
     pub fn give(&self, stream: &Stream, what: &'static str) -> Result<u64> {
         self.arena.check()?;
         let turn = self.turn();
+        self.check_finished(turn, what)?;
         let places = self.places();
         let memory = places[place_of(turn)].local().memory();
         memory.check_stream(&stream.0, what)?;
@@ -160,8 +178,18 @@ impl Inner {
         Ok(unsafe { Buffer::of(Arc::clone(rooms[number].memory()), len) })
     }
 
+    /// Fails where the call that has the place of call `turn` is not finished.
+    fn check_finished(&self, turn: u64, what: &'static str) -> Result<()> {
+        if lock(&self.state).under_way[place_of(turn)] {
+            let why = "the call before the last one on this memory was begun, and is not finished; this one would take its place: finish it first".to_owned();
+            return Err(Error::Invalid { what, why });
+        }
+        Ok(())
+    }
+
     /// Begins call `turn` on a stream, after the calls before it.
     pub fn begin(&self, turn: u64, stream: &Stream, what: &'static str) -> Result<()> {
+        self.check_finished(turn, what)?;
         let state = &mut *lock(&self.state);
         if state.turn != turn {
             let why = "another operation on this memory was called since the shard was handed out: write the shard just before the call"
@@ -175,6 +203,33 @@ impl Inner {
         state.turn += 1;
         state.last = Some(stream.clone());
         Ok(())
+    }
+
+    /// The copies of call `turn` are enqueued: its place is not given out again before it is [finished](Self::finished).
+    pub fn begun(&self, turn: u64) -> Result<Begun> {
+        let put = self.out.mark()?;
+        lock(&self.state).under_way[place_of(turn)] = true;
+        Ok(Begun { turn, put })
+    }
+
+    /// Later work of `compute` comes after the copies of a call: before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
+    pub fn after_puts(&self, compute: &Stream, begun: &Begun) -> Result<()> {
+        compute.wait(&begun.put)
+    }
+
+    /// The call is enqueued as a whole, or never will be.
+    pub fn finished(&self, begun: &Begun) {
+        lock(&self.state).under_way[begun.place()] = false;
+    }
+
+    /// Call `turn` puts from [`room`](Self::room).
+    pub fn sends(&self, turn: u64) {
+        lock(&self.state).sent = Some(turn);
+    }
+
+    /// Whether no later call puts from [`room`](Self::room).
+    pub fn sent_last(&self, turn: u64) -> bool {
+        lock(&self.state).sent == Some(turn)
     }
 
     /// The places.

@@ -15,12 +15,14 @@
 //! | `products` | a product for each shard |
 //! | `gathered` | all-gather and product: made, and bound |
 //! | `call` | one call of it |
+//! | `bulk` | calls in two halves, with other products between them; whether that is faster |
 //! | `transfer` | a call's copies to the others, and their flags |
 //! | `format` | formats in which an operand travels as codes and scales |
 //! | `quantized`, `quantized_call` | all-gather of codes and scales, and product |
 //! | `scattered` | product and reduce-scatter |
 //! | `reduced` | product and all-reduce |
 
+mod bulk;
 mod call;
 mod choice;
 mod config;
@@ -38,6 +40,7 @@ mod sizes;
 mod table;
 mod transfer;
 
+pub use bulk::{BulkChoice, BulkTimes, Gathering, Scattering};
 pub use call::GatheredProduct;
 pub use choice::{HostTimes, OverlapChoice, Predicted, Rates};
 pub use config::{AllGatherConfig, Cut, Gathers, Method, OverlapConfig};

@@ -83,13 +83,7 @@ where
         inner.check_captures(compute, WHAT)?;
         inner.begin(turn, compute, WHAT)?;
         let done = self.enqueue(compute, &mut places[place], place);
-        if let Err(error) = &done
-            && !compute.is_capturing()
-        {
-            // The others go on with this call, which did not come about here. What is returned is why.
-            let _ = inner.arena.abort(&format!("{WHAT}: {error}"));
-        }
-        done
+        inner.arena.or_abort(compute, WHAT, done)
     }
 
     /// One call.

@@ -326,3 +326,27 @@ fn what_does_not_fit_is_refused() -> Result<()> {
     assert!(error.contains("take Identity, and"), "{error}");
     Ok(())
 }
+
+/// A kernel after a product has a grid of so many columns: more are refused by the operation's name, with what to do.
+#[test]
+fn too_many_columns_are_refused() -> Result<()> {
+    let sizes = Global { m: 1, n: 65535 * 32 + 8, k: 8 };
+    let scatters = ReduceScatterConfig::new(sizes);
+    let gathers = AllGatherConfig::new(sizes);
+    let ranks = Ranks::new(1, gathers.bytes::<bf16, bf16>()?.max(scatters.bytes::<bf16, bf16>(WorldSize::ONE)?), options())?;
+    let stream = ranks.all.stream(0);
+    let mut d = Buffer::<bf16>::uninitialised(stream, sizes.n)?;
+    let (mut sums, operand) = (Buffer::<f32>::uninitialised(stream, sizes.n)?, Buffer::<bf16>::uninitialised(stream, 8 * sizes.n)?);
+    let refused = |error: oxtile::Error, what: &str| {
+        let expected = "n is 2097128, and a kernel after the product takes at most 2097120 columns: cut the product by columns";
+        assert_eq!(error.to_string(), format!("{what}: {expected}"));
+    };
+    let scatter = GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[0], stream, scatters)?;
+    let epilogue = Epilogue { bias_gradient: Some(sums.view_mut()), ..Epilogue::default() };
+    let (row, weight) = (operand.view().slice(0, 8), operand.view());
+    refused(scatter.bind_epilogue(stream, row, weight, epilogue, d.view_mut()).unwrap_err(), "GemmReduceScatter::bind");
+    let gather = AllGatherGemm::<bf16, bf16>::new(&ranks.memories[0], stream, gathers)?;
+    let epilogue = Epilogue { bias_gradient: Some(sums.view_mut()), ..Epilogue::default() };
+    refused(gather.bind_epilogue(stream, weight, None, epilogue, d.view_mut()).unwrap_err(), "AllGatherGemm::bind_epilogue");
+    Ok(())
+}

@@ -13,6 +13,7 @@
 //! | `reduced` | products whose sum all ranks get |
 //! | `rounds` | rounds of calls of either, for both |
 //! | `scattered`, `scattered_bugs` | products whose sum is shared and whose rows are scattered; planted bugs |
+//! | `bulk`, `bulk_bugs` | calls of both in two halves; planted bugs |
 //! | `epilogues` | what follows products of ranks |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
@@ -24,6 +25,7 @@
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example`, `tensor_parallel_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
+//! | `sharded_layer` | a layer of products that overlap, with weights in shards |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
 //! | `sharded_gradients`, `gradient_calls`, `gradient_bugs` | gradients that are summed where their rows are owned: their bits; calls, hooks and teams; planted bugs |
@@ -35,6 +37,8 @@
 
 mod arenas;
 mod batch;
+mod bulk;
+mod bulk_bugs;
 mod collectives;
 mod context_bugs;
 mod context_calls;
@@ -95,6 +99,7 @@ mod sharded_calls;
 mod sharded_example;
 mod sharded_gradients;
 mod sharded_graphs;
+mod sharded_layer;
 mod sharded_protocol;
 mod sharded_ranks;
 mod sharded_requirements;

@@ -55,7 +55,7 @@ impl Case {
     }
 
     /// Rows of a rank.
-    fn rows(&self, rank: u32) -> std::ops::Range<u64> {
+    pub fn rows(&self, rank: u32) -> std::ops::Range<u64> {
         let (m, extent) = (self.config.sizes.m, self.config.sizes.m.div_ceil(self.ranks.into()));
         (u64::from(rank) * extent).min(m)..((u64::from(rank) + 1) * extent).min(m)
     }
@@ -209,6 +209,31 @@ fn the_order_of_arrival_changes_no_bit() {
     for seed in 0..seeds() {
         Case { seed, ..case }.compare(&expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
     }
+}
+
+/// What `D` was is added in place, call after call, where one rank has the whole sum too.
+#[test]
+fn one_rank_adds_to_what_was_there() -> Result<()> {
+    let config = ReduceScatterConfig { beta: 1.0, ..config(Method::Sequential, 1, [40, 16, 72]) };
+    let case = Case { ranks: 1, config, calls: Calls::Eager, seed: 1 };
+    let (ranks, product) = (Ranks::new(1, config.bytes::<bf16, bf16>(case.world())?, options())?, case.product());
+    let (stream, device) = (ranks.all.stream(0), ranks.all.stream(0).device());
+    let (a, b) = (Buffer::<bf16>::from_slice(stream, &case.a(0, 0))?, Buffer::<bf16>::from_slice(stream, &case.weight(0))?);
+    let plans = product.plans::<bf16, f32>(&device);
+    let whole = Gemm::<bf16, f32>::planned(&device.runtime(), product, *plans.iter().find(|plan| plan.parts == 1).unwrap())?;
+    let mut exact = Buffer::<f32>::named(stream, "exact", 40 * 16)?;
+    whole.run(stream, a.view(), b.view(), None, exact.view_mut())?;
+    let (exact, mut old) = (exact.to_vec(stream)?, values(5, 40 * 16));
+    let mut d = Buffer::<bf16>::from_slice(stream, &old)?;
+    let scatter = GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[0], stream, config)?;
+    let mut bound = scatter.bind(stream, a.view(), b.view(), None, d.view_mut())?;
+    for _ in 0..3 {
+        bound.run(stream)?;
+        old = exact.iter().zip(old).map(|(exact, old)| Half::from_f32(exact + old.to_f32())).collect();
+    }
+    drop(bound);
+    assert!(d.to_vec_as::<Half>(stream)? == old);
+    Ok(())
 }
 
 /// A rank that does not call is named, with the chunk that does not come, by each method.

@@ -1,9 +1,9 @@
 //! The program of the example: a layer whose weights ranks share has the results and gradients of the whole layer in float64.
 
 #[path = "../../examples/tensor_parallel/main.rs"]
-mod example;
+pub mod example;
 
-use example::layer::Shape;
+use example::layer::{Shape, Way};
 use example::rank::{Run, given};
 use example::{Options, by_threads};
 use half::bf16;
@@ -69,9 +69,11 @@ fn check<'a>(what: &str, found: &[f32], exact: impl Iterator<Item = &'a f64> + C
 
 #[test]
 fn ranks_have_the_layer_of_one_device() {
-    for (ranks, method) in [(1, None), (2, Some(Method::Fused)), (2, Some(Method::Sequential)), (4, Some(Method::Fused))] {
+    let ways = [Way::By(Method::Fused), Way::By(Method::Sequential), Way::Bulk];
+    let cases = [(1, Way::Chosen), (1, Way::Bulk), (4, ways[0]), (4, ways[2])];
+    for (ranks, way) in ways.map(|way| (2, way)).into_iter().chain(cases) {
         let shape = Shape { tokens: 96, width: 32, hidden: 64 };
-        let options = Options { ranks, method, shape, steps: 2 };
+        let options = Options { ranks, way, shape, steps: 2 };
         let runs = by_threads(&Runtime::emulated(ranks).unwrap(), &options).unwrap_or_else(|error| panic!("{options:?}: {error}"));
         let (whole, part) = (Whole::new(shape, ranks), |size: u64| (size / u64::from(ranks)) as usize);
         for (rank, run @ Run { y, dx, dup, dbias, ddown, .. }) in runs.iter().enumerate() {

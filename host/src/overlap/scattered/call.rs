@@ -9,8 +9,9 @@ use oxtile_tile::num::Pod;
 use super::GemmReduceScatter;
 use super::kernels::ScatterOperands;
 use crate::comm::Rank;
+use crate::overlap::bulk::Scattering;
 use crate::overlap::config::Method;
-use crate::overlap::memory::{Inner, PLACES, place_of};
+use crate::overlap::memory::{Begun, Inner, PLACES, place_of};
 use crate::overlap::reduced::Spread;
 use crate::overlap::table::Waiting;
 use crate::overlap::transfer::wait_for;
@@ -78,6 +79,16 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         self.call.run(compute, "ScatteredProduct::run")
     }
+
+    /// The first half of [`run`](Self::run): multiplies the other members' rows, and puts them. Work that is enqueued on `compute` before [`Scattering::finish`], which enqueues the other half, goes on
+    /// beside the copies: products that need nothing of this one. May be captured, both halves in one graph.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn begin<'c>(&'c mut self, compute: &'c Stream) -> Result<Scattering<'c, 'a, T, O>> {
+        let begun = self.call.send(compute, "ScatteredProduct::begin")?;
+        Ok(Scattering::new(&mut self.call, compute, begun))
+    }
 }
 
 impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
@@ -93,40 +104,51 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
 
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
     pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
+        let begun = self.send(compute, what)?;
+        self.sum(compute, &begun, what)
+    }
+
+    /// The products of other members' rows, and their puts.
+    pub fn send(&mut self, compute: &Stream, what: &'static str) -> Result<Begun> {
         let inner = &self.of.memory.0;
         inner.arena.check()?;
         let turn = inner.turn();
-        let place = place_of(turn);
-        let mut places = inner.places();
+        let (place, places) = (place_of(turn), inner.places());
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, what)?;
         inner.check_captures(compute, what)?;
         inner.begin(turn, compute, what)?;
-        let done = self.enqueue(compute, &mut places[place], place);
-        if let Err(error) = &done
-            && !compute.is_capturing()
-        {
-            // The others go on with this call, which did not come about here. What is returned is why.
-            let _ = inner.arena.abort(&format!("{what}: {error}"));
-        }
-        done
+        inner.sends(turn);
+        let mut send = || {
+            if let Some(spread) = &self.spread {
+                spread.begin(compute)?;
+            }
+            for sent in &mut self.sent {
+                if let Some(product) = &mut sent.product {
+                    product.run(compute)?;
+                }
+                // Also after all earlier calls: FREE is not taken before those have taken theirs.
+                inner.out.wait(&compute.mark()?)?;
+                sent.put(inner, &places[place], place)?;
+            }
+            inner.begun(turn)
+        };
+        let sent = send();
+        inner.arena.or_abort(compute, what, sent)
     }
 
-    /// One call.
-    fn enqueue(&mut self, compute: &Stream, parts: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
+    /// The products of own rows, to which the others' parts are added.
+    pub fn sum(&mut self, compute: &Stream, begun: &Begun, what: &'static str) -> Result<()> {
+        let inner = &self.of.memory.0;
+        let done = self.enqueue(compute, begun);
+        inner.finished(begun);
+        inner.arena.or_abort(compute, what, done)
+    }
+
+    fn enqueue(&mut self, compute: &Stream, begun: &Begun) -> Result<()> {
         let Self { of, sent, own, spread, around } = self;
-        let inner = &of.memory.0;
-        if let Some(spread) = spread {
-            spread.begin(compute)?;
-        }
-        for sent in &mut *sent {
-            if let Some(product) = &mut sent.product {
-                product.run(compute)?;
-            }
-            // Also after all earlier calls: FREE is not taken before those have taken theirs.
-            inner.out.wait(&compute.mark()?)?;
-            sent.put(inner, parts, place)?;
-        }
+        let (inner, place) = (&of.memory.0, begun.place());
+        let mut places = inner.places();
         if let Some(old) = &mut around.old {
             old[place].run(compute)?;
         }
@@ -147,12 +169,15 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             following.run(compute)?;
         }
         wait_for(inner, compute, &unread)?;
-        if let Some(spread) = spread {
-            spread.end(inner, compute)?;
+        match spread {
+            Some(spread) => {
+                spread.end(inner, compute)?;
+                // The finished rows were put later than the parts.
+                compute.wait(&inner.out.mark()?)?;
+            }
+            None => inner.after_puts(compute, begun)?,
         }
-        // Before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
-        compute.wait(&inner.out.mark()?)?;
-        if !compute.is_capturing() {
+        if !compute.is_capturing() && inner.sent_last(begun.turn) {
             // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
             let rows = spread.iter().flat_map(Spread::memories);
             for memory in sent.iter().map(|sent| sent.bytes.memory()).chain(rows) {
@@ -161,7 +186,11 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             }
         }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
-        inner.release(compute, parts, place, &[read, unread].concat(), others.into_iter().collect())
+        inner.release(compute, &mut places[place], place, &[read, unread].concat(), others.into_iter().collect())
+    }
+
+    pub(in crate::overlap) fn memory(&self) -> &Inner {
+        &self.of.memory.0
     }
 }
 
