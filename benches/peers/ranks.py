@@ -1,6 +1,6 @@
 """Collectives of torch.distributed over NCCL, products of gathered operands and context parallelism, one process a GPU, for `oxtile-benches --ranks N`.
 
-Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}`, `{"scattered_product": ...}`, `{"reduced_product": ...}` and
+Reads a JSON request a line, `{"collective", "bytes", "calls"}`, a `put`, a `get`, `{"gathered_product": [HOW, [M, N, K]]}`, `{"scattered_product": ...}`, `{"reduced_product": ...}`, `{"layer": [HOW, [TOKENS, WIDTH, HIDDEN]]}` and
 `{"context_parallel": {"by": {"torch": [ROTATION, BACKEND]}, "passes", "row"}}` among the collectives, and answers with the wall time of the calls and the device's
 time for them in milliseconds, each of the slowest rank, and with the time from each rank's end to the last one's; `{"do": "hello"}` says what runs.
 """
@@ -96,6 +96,57 @@ def serve(rank, world, port, pipe):
 
         return {"torch_unfused": unfused}[how]
 
+    def layer(how, tokens, width, hidden):
+        """A feed-forward layer with sequence parallelism, forward and backward: the six products of ours, without the bias and its gradient, and with gradients of weights in bf16. The gathered
+        gradients are kept from one product to the next; the gathered tokens for the backward pass, or they are gathered again."""
+        import torch.distributed._symmetric_memory as symmetric
+        from torch.nn.functional import gelu
+
+        own, part = tokens // world, hidden // world
+        if ("layer", tokens, width, hidden) not in buffers:
+            buffers.clear()
+            torch.manual_seed(1 + rank)
+            x, dy, up, down = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([own, width], [own, width], [part, width], [width, part]))
+            buffers["layer", tokens, width, hidden] = [x, dy, up.mul_(width**-0.5), down.mul_(hidden**-0.5)]
+        x, dy, up, down = buffers["layer", tokens, width, hidden]
+        group = dist.group.WORLD.group_name
+        is_fused, is_kept = how.startswith("torch_fused"), how.endswith("kept")
+        if is_fused:
+            symmetric.enable_symm_mem_for_group(group)
+
+        def gather(shard):
+            whole = torch.empty([tokens, width], dtype=torch.bfloat16, device="cuda")
+            dist.all_gather_into_tensor(whole, shard)
+            return whole
+
+        def gathered(shard, b):
+            """The gathered rows, and their product with b."""
+            if is_fused:
+                whole, products = torch.ops.symm_mem.fused_all_gather_matmul(shard, [b], gather_dim=0, group_name=group, return_A=True)
+                return whole, products[0]
+            whole = gather(shard)
+            return whole, torch.matmul(whole, b)
+
+        def scattered(a, b):
+            if is_fused:
+                return torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", scatter_dim=0, group_name=group)
+            rows = torch.empty([own, width], dtype=torch.bfloat16, device="cuda")
+            dist.reduce_scatter_tensor(rows, torch.matmul(a, b))
+            return rows
+
+        def step():
+            whole_x, z = gathered(x, up.t())
+            activated = gelu(z, approximate="tanh")
+            y = scattered(activated, down.t())
+            whole_dy, dz = gathered(dy, down)
+            dz = torch.ops.aten.gelu_backward(dz, z, approximate="tanh")
+            ddown = torch.matmul(whole_dy.t(), activated)
+            dx = scattered(dz, up)
+            dup = torch.matmul(dz.t(), whole_x if is_kept else gather(x))
+            return y, dx, ddown, dup
+
+        return step
+
     def context_parallel(request):
         """A call of `scaled_dot_product_attention` inside of torch's context, of which one is open at a time."""
         nonlocal attention
@@ -120,6 +171,9 @@ def serve(rank, world, port, pipe):
         if isinstance(collective, dict) and "reduced_product" in collective:
             how, sizes = collective["reduced_product"]
             return reduced_product(how, *sizes)
+        if isinstance(collective, dict) and "layer" in collective:
+            how, sizes = collective["layer"]
+            return layer(how, *sizes)
         if isinstance(collective, dict):
             how, sizes = collective["gathered_product"]
             return gathered_product(how, *sizes)

@@ -66,7 +66,27 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
     let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
-    assert_eq!(products.len(), 5);
+    assert_eq!(products.len(), 7);
+    let (pair, products) = products.split_last().unwrap();
+    assert_eq!(pair.kernel, "dx and dW1 bf16, device");
+    assert_eq!(labels(pair), ["bulk", "one after the other", "products alone", "wire alone"]);
+    assert!(pair.sides.iter().all(|side| side.milliseconds.iter().all(|time| *time > 0.0)));
+    let (layer, products) = products.split_last().unwrap();
+    assert_eq!(layer.kernel, "layer bf16, device");
+    assert_eq!(
+        labels(layer)[..8],
+        [
+            "overlapped",
+            "overlapped, in a graph",
+            "bulk",
+            "bulk, in a graph",
+            "sequential",
+            "sequential, in a graph",
+            "products alone",
+            "wire alone"
+        ]
+    );
+    assert!(layer.sides.iter().all(|side| side.milliseconds.iter().all(|time| *time > 0.0)) && layer.of_limit(0).is_some());
     let (reduced, products) = products.split_last().unwrap();
     assert_eq!(reduced.kernel, "gemm-ar bf16 nt, device");
     assert_eq!(labels(reduced)[..5], ["fused", "sequential", "one shot", "product alone", "wire alone"]);

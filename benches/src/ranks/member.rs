@@ -11,6 +11,7 @@ use oxtile::{Buffer, Event, Runtime, Stream};
 
 use super::gate::Gate;
 use super::gathered::Gathered;
+use super::layer::Layers;
 use super::messages::Messages;
 use super::plan::PRODUCT;
 use super::quantized::Quantized;
@@ -39,6 +40,7 @@ pub struct Member {
     quantized: Option<Quantized>,
     scattered: Option<Scattered>,
     reduced: Option<Reduced>,
+    layers: Option<Layers>,
     passes: Option<Passes>,
     gradients: Option<Gradients>,
 }
@@ -72,6 +74,7 @@ impl Member {
             quantized: None,
             scattered: None,
             reduced: None,
+            layers: None,
             passes: None,
             gradients: None,
             stream,
@@ -116,6 +119,16 @@ impl Member {
             }
             let reduced = self.reduced.as_mut().context("it was made")?;
             return reduced.round(by, request.calls, rank, self.comm.as_ref(), gate);
+        }
+        if let Work::Layer(by, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            if self.layers.as_ref().is_none_or(|layers| !layers.is_of(sizes)) {
+                self.layers = None;
+                let made = gate.after(DEADLINE, || Layers::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
+                self.layers = Some(made);
+            }
+            let layers = self.layers.as_mut().context("it was made")?;
+            return layers.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Weights(by, layers) = request.work {
             return self.weights(by, layers, request.calls, gate);
@@ -242,6 +255,7 @@ impl Member {
             | Work::QuantizedProduct(..)
             | Work::ScatteredProduct(..)
             | Work::ReducedProduct(..)
+            | Work::Layer(..)
             | Work::Weights(..)
             | Work::ContextParallel { .. } => {
                 bail!("it has rounds of its own")

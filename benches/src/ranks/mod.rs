@@ -16,6 +16,7 @@
 //! | `reduced` | a rank's products whose sum all ranks get |
 //! | `scattered` | a rank's products whose rows are scattered |
 //! | `part` | a rank's part of either |
+//! | `layer` | a rank's part of a feed-forward layer: all of its products, forward and backward |
 //! | `weights` | a rank's weights in shards |
 //! | `context_parallel` | attention to a sequence that is spread over ranks: ranks of its own for each row |
 //! | `messages` | a rank's mailboxes: messages by kernels |
@@ -27,6 +28,7 @@ mod context_parallel;
 mod expected;
 mod gate;
 mod gathered;
+mod layer;
 mod member;
 mod messages;
 mod part;
@@ -114,6 +116,8 @@ enum Work {
     ScatteredProduct(scattered::By, Sizes),
     /// Products whose sum all ranks get.
     ReducedProduct(reduced::By, Sizes),
+    /// Both passes of a feed-forward layer.
+    Layer(layer::By, layer::Sizes),
     /// A pass over weights in shards, or its parts.
     Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.

@@ -8,7 +8,7 @@ use oxtile::overlap::{AllReduceMethod, Method, OverlapChoice, Rates};
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
 use super::quantized::{self, Travels};
-use super::{Request, Work, reduced, scattered};
+use super::{Request, Work, layer, reduced, scattered};
 use crate::results::Missing;
 
 /// Gathered products beside what they are made of, and beside peers.
@@ -57,6 +57,9 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
         of.sides.push(reduced_side("product, then NCCL", reduced::By::ProductThenNccl, sizes, of.calls));
         all.push(of);
     }
+    // A layer of Llama 70B.
+    all.push(layer::comparison(world, [8192, 8192, 28672], ROUND, true));
+    all.push(layer::pair(world, [8192, 8192, 8192 * u64::from(world)], ROUND));
     Ok(all)
 }
 
@@ -160,7 +163,9 @@ pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let scattered = scatter(world, rates, [24 * count, 16, 16 * count], 0.0)?;
     let reduced = reduce(world, rates, [24 * count, 16, 16 * count], 0.0)?;
     let first = whole(world, rates, [48 * count, 32 * count, 136], 0.0)?;
-    Ok(vec![first, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered, reduced])
+    let sizes = [24 * count, 32, 16 * count];
+    let (layer, pair) = (layer::comparison(world, sizes, 0.0, false), layer::pair(world, sizes, 0.0));
+    Ok(vec![first, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered, reduced, layer, pair])
 }
 
 /// The methods, what they are made of, and torch's.
@@ -219,7 +224,7 @@ mod tests {
     fn two_and_four_ranks_have_all_shapes_and_methods() {
         for world in [2, 4] {
             let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
-            assert_eq!((main.len(), grid.len()), (14, 60));
+            assert_eq!((main.len(), grid.len()), (16, 60));
             assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
             let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
             let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
