@@ -144,6 +144,21 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// The first half of [`run`](Self::run): puts the shard to the other members. Work that is enqueued on `compute` before [`Gathering::finish`], which enqueues the other half, goes on beside
     /// the copies: products that need nothing of this one. May be captured, both halves in one graph.
     ///
+    /// What is gathered is read by `finish` alone, and the result is no result before:
+    ///
+    /// ```compile_fail,E0502
+    /// use oxtile::num::bf16;
+    /// use oxtile::overlap::GatheredProduct;
+    /// # use oxtile::{Result, Stream};
+    ///
+    /// fn early(product: &mut GatheredProduct<'_, bf16, bf16>, stream: &Stream) -> Result<u64> {
+    ///     let gathering = product.begin(stream)?;
+    ///     let early = product.result().len();
+    ///     gathering.finish()?;
+    ///     Ok(early)
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// As [`run`](Self::run).
     pub fn begin<'c>(&'c mut self, compute: &'c Stream) -> Result<Gathering<'c, 'a, T, O>> {

@@ -1,8 +1,8 @@
 //! A rank's part of a feed-forward layer with tensor and sequence parallelism, forward and backward: its six products overlapped, one after another, between NCCL's collectives, and alone.
+//! The overlapped ones are those of the example `tensor_parallel`.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `products` | the overlapped products: those of the example `tensor_parallel` |
 //! | `plain` | plain products, and NCCL's collectives around them |
 //! | `expected` | what the results have to be: of one GPU |
 
