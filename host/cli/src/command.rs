@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::{
     Error,
-    arguments::{self, Request},
+    arguments::{self, Operation, Request},
     attention, build,
     compare::Comparison,
-    completions, demo, dequantize, doctor, explain,
+    completions, demo, dequantize, doctor, explain, gradients,
     inspect::{Inspection, histogram},
     join, launch, man, new,
     output::Completed,
@@ -53,10 +53,13 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             Some((report, output)) => deliver(out, &report, request.json, [output]),
             None => Ok(()),
         },
-        Request::Overlap(request) if request.operation != arguments::Operation::AllGather => {
-            print_report(out, &summed::run(&request).map_err(Error::Overlap)?, request.json)
-        }
-        Request::Overlap(request) => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
+        Request::Overlap(request) => match request.operation {
+            Operation::AllGather => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
+            Operation::Gradients => print_report(out, &gradients::run(&request).map_err(Error::Overlap)?, request.json),
+            Operation::ReduceScatter | Operation::AllReduce => {
+                print_report(out, &summed::run(&request).map_err(Error::Overlap)?, request.json)
+            }
+        },
         Request::Shard(request) => {
             let (report, files) = shard::run(&request, &mut Progress::on_terminal())?;
             deliver(out, &report, request.json, files)

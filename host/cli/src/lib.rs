@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `arguments`, `command` | the command line, parsed; from a request to what is printed |
 //! | `quantize`, `dequantize`, `compare`, `inspect`, `attention`, `overlap`, `shard`, `join`, `launch`, `timeline`, `doctor`, `new`, `build`, `explain`, `completions`, `man` | the commands of these names |
-//! | `summed` | `overlap` of products whose sum the ranks share |
+//! | `summed`, `gradients` | `overlap` of products whose sum the ranks share, and of the gradients of a product |
 //! | `demo` | `oxtile demo-checkpoint` |
 //! | `safetensors` | files of tensors, read and written |
 //! | `output`, `interrupt` | files that appear only when complete, after Ctrl-C too |
@@ -27,6 +27,7 @@ pub mod dequantize;
 pub mod doctor;
 pub mod error;
 pub mod explain;
+pub mod gradients;
 pub mod inspect;
 pub mod interrupt;
 pub mod join;

@@ -6,7 +6,9 @@ use common::{run, stderr};
 use oxtile::{
     comm::WorldSize,
     num::bf16,
-    overlap::{AllGatherConfig, AllReduceConfig, GatheredFormat, Global, Method, OverlapChoice, Rates, ReduceScatterConfig},
+    overlap::{
+        AllGatherConfig, AllReduceConfig, BulkChoice, GatheredFormat, Gathers, Global, Method, OverlapChoice, Rates, ReduceScatterConfig,
+    },
 };
 use serde_json::Value;
 
@@ -79,6 +81,31 @@ fn sums_are_planned_by_operation() {
     assert_eq!(some["local"], serde_json::json!({ "m": 16, "n": 8192, "k": 4096 }));
     let text = String::from_utf8_lossy(&plan(sizes, 2, &["--operation", "all-reduce"]).stdout).into_owned();
     assert!(text.contains("then all_reduce") && text.contains("  chosen"), "{text}");
+}
+
+/// The gradients of a layer: the library's choice of the pair.
+#[test]
+fn gradients_are_planned_together() {
+    let document = |sizes, ranks| -> Value {
+        let done = plan(sizes, ranks, &["--json", "--operation", "gradients"]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        serde_json::from_slice(&done.stdout).expect("one JSON document")
+    };
+    let sizes = [8192, 28672, 4096];
+    let weight = AllGatherConfig::new(Global { m: 28672, n: 4096, k: 8192 });
+    let weight = AllGatherConfig { gathers: Gathers::SumOfB, transpose_a: true, ..weight };
+    let input = ReduceScatterConfig::new(Global { m: 8192, n: 4096, k: 28672 });
+    let choice = BulkChoice::of::<bf16, f32, bf16>(&weight, &input, WorldSize::new(2).expect("ranks"), &Rates::H200).expect("a choice");
+    let found = document(sizes, 2);
+    assert_eq!((&found["operation"], &found["why"]), (&"gradients".into(), &choice.why.into()));
+    assert_eq!(found["method"], if choice.is_bulk { "bulk" } else { "apart" });
+    assert_eq!(found["weight"], serde_json::json!({ "m": 28672, "n": 4096, "k": 8192 }));
+    let predicted = choice.predicted.expect("there is a model");
+    assert!((found["predicted"]["bulk"].as_f64().expect("a number") - predicted.bulk).abs() < 1e-9, "{found}");
+    let text = String::from_utf8_lossy(&plan(sizes, 2, &["--operation", "gradients"]).stdout).into_owned();
+    assert!(text.contains("input    8192x4096x28672, scatters its rows") && text.contains("  chosen"), "{text}");
+    let alone = document([64, 64, 64], 1);
+    assert_eq!((&alone["method"], &alone["predicted"]), (&"apart".into(), &Value::Null));
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub enum Operation {
     ReduceScatter,
     /// Each rank has a part of the sum, and gets all of it
     AllReduce,
+    /// Both gradients of the product whose rows of A are gathered: of B, and of A
+    Gradients,
 }
 
 impl Operation {
@@ -46,6 +48,7 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
             Self::AllReduce => "all_reduce",
+            Self::Gradients => "gradients",
         }
     }
 }
@@ -89,13 +92,17 @@ sequential  the product after the whole gather
 
 one_shot    of an all-reduce: one launch after the product
 
+bulk        of gradients: what they gather and scatter travels beside them
+apart       of gradients: one after the other, each by its own method
+
 The times are a model's, of H200s of one host. The library's `choose` of each
 operation chooses the same (`oxtile::overlap`).
 
 Examples:
   oxtile overlap --plan 8192,8192,8192 --ranks 4
   oxtile overlap --plan 16384,4096,8192 --ranks 2 --format mxfp8
-  oxtile overlap --plan 16,8192,8192 --ranks 2 --operation all-reduce";
+  oxtile overlap --plan 16,8192,8192 --ranks 2 --operation all-reduce
+  oxtile overlap --plan 8192,28672,8192 --ranks 4 --operation gradients";
 
 /// No dimension of a product is larger.
 const LARGEST: u64 = i32::MAX as u64;
