@@ -282,16 +282,25 @@ impl Layer<'_> {
 
     /// Enqueues the gradients of `x` and of `W1`, which it reads, once that of `z` is there. May be captured.
     pub fn backward_of_up(&mut self, stream: &Stream) -> Result<()> {
+        self.backward_of_up_where(stream, false)
+    }
+
+    /// The same where `x` may lie in its place already, written there by what made it, or by a call before this one and none between.
+    pub fn backward_of_up_where(&mut self, stream: &Stream, is_in_place: bool) -> Result<()> {
         if self.way != Way::Bulk {
             self.up_input.run(stream)?;
-            self.up_weight.copy_shard(stream, &self.tensors.x)?;
+            self.place_x(stream, is_in_place)?;
             return self.up_weight.run(stream);
         }
-        self.up_weight.copy_shard(stream, &self.tensors.x)?;
+        self.place_x(stream, is_in_place)?;
         let x = self.up_weight.begin(stream)?;
         let dx = self.up_input.begin(stream)?;
         x.finish()?;
         dx.finish()
+    }
+
+    fn place_x(&mut self, stream: &Stream, is_in_place: bool) -> Result<()> {
+        if is_in_place { self.up_weight.shard(stream).map(drop) } else { self.up_weight.copy_shard(stream, &self.tensors.x) }
     }
 
     /// Each gather travels beside the product before the one that needs it, and `dx` beside the last product. Two calls at most are under way.

@@ -131,7 +131,7 @@ pub fn comparison(world: u32, sizes: Sizes, round: f64, has_nccl: bool) -> Compa
     }
 }
 
-/// The backward pass of the first weight: the gradient of the weight gathers tokens beside that of the input, whose rows travel beside it.
+/// The backward pass of the first weight: the gradient of the weight gathers tokens, which lie in their place, beside that of the input, whose rows travel beside it.
 pub fn pair(world: u32, sizes: Sizes, round: f64) -> Comparison {
     let ([tokens, width, hidden], peers) = (sizes, u64::from(world - 1));
     let (flops, shard) = (4 * tokens * width * hidden / u64::from(world), tokens * width * 2 / u64::from(world));
@@ -168,9 +168,17 @@ pub struct Layers {
 
 /// What one call is.
 enum Side<'a> {
-    Layer { layer: Box<Layer<'a>>, is_pair: bool },
+    Layer(Box<Layer<'a>>),
+    /// A pair, and whether `x` is in its place, where calls leave it.
+    Pair {
+        layer: Box<Layer<'a>>,
+        is_in_place: bool,
+    },
     Graph(Graph),
-    Plain { layer: PlainLayer<'a>, is_pair: bool },
+    Plain {
+        layer: PlainLayer<'a>,
+        is_pair: bool,
+    },
 }
 
 impl Layers {
@@ -265,15 +273,16 @@ impl Layers {
         if by.is_graph() {
             return Ok(Side::Graph(Graph::capture(&[compute, out], || step(&mut layer, compute))?));
         }
-        Ok(Side::Layer { layer: Box::new(layer), is_pair })
+        let layer = Box::new(layer);
+        Ok(if is_pair { Side::Pair { layer, is_in_place: false } } else { Side::Layer(layer) })
     }
 }
 
 impl Side<'_> {
     fn call(&mut self, stream: &Stream) -> Result<()> {
         match self {
-            Self::Layer { layer, is_pair: false } => step(layer, stream)?,
-            Self::Layer { layer, is_pair: true } => layer.backward_of_up(stream)?,
+            Self::Layer(layer) => step(layer, stream)?,
+            Self::Pair { layer, is_in_place } => layer.backward_of_up_where(stream, std::mem::replace(is_in_place, true))?,
             Self::Graph(graph) => graph.replay(stream)?,
             Self::Plain { layer, is_pair: false } => layer.call(stream)?,
             Self::Plain { layer, is_pair: true } => layer.pair(stream)?,
