@@ -12,10 +12,10 @@ use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Global, Method, Overl
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 
-use crate::gathered_forms;
 use crate::soak::{Length, goes_on};
 use crate::values::values;
 use crate::watch::{doing, settle};
+use crate::{gathered_bulk, gathered_forms};
 
 /// Replays of each graph of two calls, each of other operands: of small operands; of others; and where ranks share a device, which takes turns of some
 /// milliseconds.
@@ -60,7 +60,7 @@ impl Side {
     }
 
     /// Whether there are more ranks than devices.
-    fn shares_device(&self) -> bool {
+    pub fn shares_device(&self) -> bool {
         self.world.get() > self.runtime.device_count()
     }
 
@@ -95,6 +95,7 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
         compare(&side, config)?;
     }
     gathered_forms::compare(&side)?;
+    gathered_bulk::compare(&side)?;
     side.close()
 }
 
