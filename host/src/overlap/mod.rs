@@ -3,6 +3,7 @@
 //!
 //! [`AllGatherGemm`] gathers an operand from all members of a team while it multiplies. Which [`Method`] it takes is
 //! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4. [`GemmReduceScatter`] sums a product over the members, each of which gets some rows, and [`GemmAllReduce`] gives all of them the whole sum.
+//! Calls of the first and of the third have two halves, [`GatheredProduct::begin`] and [`ScatteredProduct::begin`], between which other products go on beside the copies.
 //!
 //! | file | what it holds |
 //! |---|---|

@@ -24,7 +24,7 @@ pub fn ranks(case: &Case, options: EmulatedOptions) -> Result<Ranks> {
 /// By every method, eagerly and by a graph of the first call: after the first call nothing is allocated and no host waits, however many there are.
 #[test]
 fn after_the_first_call_nothing_is_allocated_and_no_host_waits() -> Result<()> {
-    let calls = if is_long() { 1000 } else { 50 };
+    let calls = if is_long() { 1000 } else { 100 };
     for (method, is_captured) in METHODS.into_iter().flat_map(|method| [false, true].map(|is_captured| (method, is_captured))) {
         let case = Case { ranks: 2, config: by(method, Some(cut(1, 2)), [70, 32, 136]), calls: Calls::Eager, seed: 1 };
         let ranks = ranks(&case, EmulatedOptions { mode: Mode::Fast, ..EmulatedOptions::default() })?;
