@@ -90,12 +90,15 @@ fn join_block(parts: &mut Arc<Parts>, at: usize, block: u32, theirs: &Arc<Vec<u3
         Arc::make_mut(parts).blocks.insert(at, (block, Arc::clone(theirs)));
         return;
     };
-    if Arc::ptr_eq(ours, theirs) || !is_later(theirs, ours) {
+    if Arc::ptr_eq(ours, theirs) {
         return;
     }
-    let is_part = !is_later(ours, theirs);
+    let [ours_is_later, theirs_is_later] = are_later(ours, theirs);
+    if !theirs_is_later {
+        return;
+    }
     let ours = &mut Arc::make_mut(parts).blocks[at].1;
-    if is_part {
+    if !ours_is_later {
         *ours = Arc::clone(theirs);
         return;
     }
@@ -108,11 +111,17 @@ fn join_block(parts: &mut Arc<Parts>, at: usize, block: u32, theirs: &Arc<Vec<u3
     }
 }
 
-/// Whether any time is later than the other of its slot, which is 0 where there is none.
-fn is_later(times: &[u32], others: &[u32]) -> bool {
-    let (both, rest) = times.split_at(times.len().min(others.len()));
-    // Without an early end: the loop is vectorised.
-    both.iter().zip(others).fold(false, |later, (time, other)| later | (time > other)) || rest.iter().any(|time| *time > 0)
+/// Of each whether any time is later than the other's of its slot, which is 0 where there is none.
+fn are_later(ours: &[u32], theirs: &[u32]) -> [bool; 2] {
+    let both = ours.len().min(theirs.len());
+    // The differences of what is less, without an early end: the loop is vectorised.
+    let mut less = [0, 0];
+    for (our, their) in ours.iter().zip(theirs) {
+        let greatest = *our.max(their);
+        less = [less[0] | (greatest ^ their), less[1] | (greatest ^ our)];
+    }
+    let rest = |times: &[u32]| times[both..].iter().any(|time| *time > 0);
+    [less[0] != 0 || rest(ours), less[1] != 0 || rest(theirs)]
 }
 
 /// The same blocks in as few ranges as there can be: clocks that join one another again and again do not grow.

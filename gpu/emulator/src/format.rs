@@ -26,26 +26,27 @@ impl Format {
         32 / self.bytes() as usize
     }
 
-    /// Writes the values of a register's elements to where they stand in a row: from `first_byte` on.
-    pub(crate) fn spread(self, word: u32, first_byte: usize, row: &mut [f64]) {
+    /// The most elements along K of an instruction: those of 8 bits.
+    pub(crate) const DEEPEST: usize = 32;
+
+    /// The values of a register's elements, each with its place in a row: from `first_byte` on.
+    pub(crate) fn elements(self, word: u32, first_byte: usize) -> impl Iterator<Item = (usize, f64)> {
         let bytes = self.bytes() as usize;
-        for element in 0..4 / bytes {
+        (0..4 / bytes).map(move |element| {
             let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
-            row[first_byte / bytes + element] = self.decode(code as u16);
-        }
+            (first_byte / bytes + element, self.decode(code as u16))
+        })
     }
 
     /// The value of a code.
     pub(crate) fn decode(self, code: u16) -> f64 {
         let small = |code: u16, exponents: u32, mantissas: u32| {
             let (sign, rest) = (code >> (exponents + mantissas) & 1, u32::from(code) & ((1 << (exponents + mantissas)) - 1));
-            let (exponent, mantissa) = (rest >> mantissas, f64::from(rest & ((1 << mantissas) - 1)));
-            let bias = (1 << (exponents - 1)) - 1;
-            let unit = f64::from(1_u32 << mantissas);
-            let value = match exponent {
-                0 => mantissa / unit * 2_f64.powi(1 - bias),
-                e => (1.0 + mantissa / unit) * 2_f64.powi(e as i32 - bias),
-            };
+            let (exponent, mantissa) = (rest >> mantissas, rest & ((1 << mantissas) - 1));
+            // Subnormal numbers have the least normal exponent, and no bit before the point.
+            let whole = if exponent == 0 { mantissa } else { mantissa | 1 << mantissas };
+            let power = exponent.max(1) as i32 - ((1 << (exponents - 1)) - 1) - mantissas as i32;
+            let value = f64::from(whole) * f64::from_bits(u64::from((1023 + power).cast_unsigned()) << 52);
             if sign == 1 { -value } else { value }
         };
         match self {

@@ -33,7 +33,7 @@
 //! | `grid`, `cluster`, `block`, `thread`, `worker` | what is under way, from the grid to a thread; the share of one operating system thread |
 //! | `scheduler`, `random` | which warp goes on |
 //! | `schedule`, `replay`, `story` | the turns of a run, to give them to another one and to tell them in words |
-//! | `warp`, `collective`, `mma`, `wgmma`, `format` | operations that several threads carry out together; matrix products and their numbers |
+//! | `warp`, `collective`, `mma`, `wgmma`, `operand`, `format` | operations that several threads carry out together; matrix products, their operands in shared memory and their numbers |
 //! | `barrier`, `mbarrier`, `meeting`, `copy_group` | what threads wait for |
 //! | `access`, `async_copy`, `atomic`, `order` | loads and stores, copies that finish later, atomics, memory orders |
 //! | `tensor_map`, `swizzle` | descriptors of TMA, and permutations of 16-byte chunks |
@@ -73,6 +73,7 @@ mod meeting;
 mod memory;
 mod mma;
 pub mod mutation;
+mod operand;
 mod order;
 mod panic_hook;
 mod phases;

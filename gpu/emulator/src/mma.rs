@@ -29,21 +29,30 @@ pub(crate) fn multiply(thread: &Thread, format: Format, sums: [f32; 4], left: [u
 
 fn execute(parts: &mut [&mut Part], format: Format) {
     let depth = format.depth();
-    let (mut a, mut b) = (vec![0.0; ROWS * depth], vec![0.0; COLUMNS * depth]);
+    // The right operand's columns are innermost, so that the loop over them is a vector's.
+    let (mut a, mut b) = ([[0.0; Format::DEEPEST]; ROWS], [[0.0; COLUMNS]; Format::DEEPEST]);
     for (lane, part) in parts.iter().enumerate() {
         for (i, &word) in part.left.iter().enumerate() {
-            let row = lane / 4 + 8 * (i % 2);
-            format.spread(word, 4 * (lane % 4) + 16 * (i / 2), &mut a[row * depth..][..depth]);
+            let row = &mut a[lane / 4 + 8 * (i % 2)];
+            format.elements(word, 4 * (lane % 4) + 16 * (i / 2)).for_each(|(k, value)| row[k] = value);
         }
         for (i, &word) in part.right.iter().enumerate() {
-            format.spread(word, 4 * (lane % 4) + 16 * i, &mut b[lane / 4 * depth..][..depth]);
+            format.elements(word, 4 * (lane % 4) + 16 * i).for_each(|(k, value)| b[k][lane / 4] = value);
         }
     }
+    let products = a.map(|row| {
+        // A sum of nothing but -0 is -0.
+        let mut sums = [-0.0; COLUMNS];
+        for (a, columns) in row[..depth].iter().zip(&b) {
+            for (sum, b) in sums.iter_mut().zip(columns) {
+                *sum += a * b;
+            }
+        }
+        sums
+    });
     for (lane, part) in parts.iter_mut().enumerate() {
         for (i, sum) in part.sums.iter_mut().enumerate() {
-            let (row, column) = (lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2);
-            let products = a[row * depth..][..depth].iter().zip(&b[column * depth..][..depth]);
-            *sum = (f64::from(*sum) + products.map(|(a, b)| a * b).sum::<f64>()) as f32;
+            *sum = (f64::from(*sum) + products[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]) as f32;
         }
     }
 }

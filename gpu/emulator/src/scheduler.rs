@@ -17,6 +17,7 @@ use crate::thread::{Stopped, Waiting, running, set_current};
 use crate::warp::lanes;
 use crate::worker::Worker;
 use std::any::Any;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::rc::Rc;
@@ -31,6 +32,8 @@ pub(crate) struct Scheduler {
     policy: Policy,
     /// The lane that runs last, of every warp; a bit, or none.
     starved: u32,
+    /// The warps that can go on, by their blocks: in check mode, at each choice.
+    ready: RefCell<Vec<(usize, usize)>>,
     /// Resumptions in a row that were mere polling.
     idle: u64,
     /// In check mode, where turns are noted or given.
@@ -62,7 +65,17 @@ impl Scheduler {
         let starved = if policy == Policy::StarveLane { 1 << worker.random.below(32) } else { 0 };
         let is_checked = grid.options.mode == Mode::Check;
         let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
-        Self { blocks: Vec::new(), worker, policy, starved, idle: 0, replay, last_end: (Instant::now(), 0), paused: None }
+        Self {
+            blocks: Vec::new(),
+            worker,
+            policy,
+            starved,
+            ready: RefCell::default(),
+            idle: 0,
+            replay,
+            last_end: (Instant::now(), 0),
+            paused: None,
+        }
     }
 
     /// The run is over, one way or the other.
@@ -200,32 +213,37 @@ impl Scheduler {
     /// Check mode: one choice of the seed, a warp's ready lanes or an asynchronous copy.
     fn pick(&self) -> Result<(), Fault> {
         let random = &self.worker.random;
-        let ready_but = |held: u32| -> Vec<(usize, usize)> {
-            (self.blocks.iter().enumerate())
-                .flat_map(|(b, block)| block.warps.iter().enumerate().filter(|(_, w)| w.ready.get() & !held != 0).map(move |(w, _)| (b, w)))
-                .collect()
+        let list = &mut *self.ready.borrow_mut();
+        let mut list_all_but = |held: u32| {
+            list.clear();
+            for (b, block) in self.blocks.iter().enumerate() {
+                list.extend(block.warps.iter().enumerate().filter(|(_, w)| w.ready.get() & !held != 0).map(|(w, _)| (b, w)));
+            }
+            list.len()
         };
         // A lane is lapped only if it is held back for phases of a barrier, not for a choice or two.
         let biased = !random.once_in(if self.starved != 0 { 256 } else { 8 }) && self.idle < 256;
         let mut held = if biased { self.starved } else { 0 };
-        let mut ready = ready_but(held);
-        let in_flight: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].has_transfers()).collect();
+        let mut count = list_all_but(held);
+        let in_flight = || self.blocks.iter().filter(|block| block.has_transfers());
         let copy_turn = match self.policy {
             Policy::StarveProducer => random.once_in(32),
             Policy::StarveConsumer => !random.once_in(4),
             _ => random.once_in(3),
         };
-        if !in_flight.is_empty() && (copy_turn || ready.is_empty() || self.idle > 256) {
-            let block = &self.blocks[in_flight[random.below(in_flight.len())]];
+        let copying = in_flight().count();
+        if copying != 0 && (copy_turn || count == 0 || self.idle > 256) {
+            let block = in_flight().nth(random.below(copying)).expect("one of so many");
             return self.advance(block, random.next() as usize);
         }
-        if ready.is_empty() {
+        if count == 0 {
             held = 0;
-            ready = ready_but(held);
+            count = list_all_but(held);
         }
-        if ready.is_empty() {
+        if count == 0 {
             return Ok(());
         }
+        let ready = &*list;
         let chosen = match self.policy {
             Policy::StarveProducer if biased => ready.iter().copied().max_by_key(|&(b, w)| (w, b)),
             Policy::StarveConsumer if biased => ready.iter().copied().min_by_key(|&(b, w)| (w, b)),

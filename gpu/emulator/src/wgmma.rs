@@ -12,21 +12,18 @@ use crate::collective;
 use crate::detector::Detector;
 use crate::fault::FaultKind;
 use crate::format::Format;
+use crate::operand::{CHUNK, Operand};
 use crate::order::Group;
 use crate::shadow::Access;
 use crate::shadow::{Manner, Record};
 use crate::site::Site;
-use crate::swizzle::Swizzle;
 use crate::thread::Thread;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Rows of every instruction.
 const ROWS: usize = 64;
 const THREADS: u32 = 128;
-/// Bytes that no swizzle takes apart.
-const CHUNK: u32 = 16;
 
 /// `wgmma.mma_async.m64nNkK.f32`, but for its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,63 +82,6 @@ pub(crate) struct InFlight {
 impl InFlight {
     fn slot(&mut self, detector: &Detector, warp: u32) -> u32 {
         *self.slots.entry(warp).or_insert_with(|| detector.slot())
-    }
-}
-
-/// A matrix in shared memory, as a descriptor and an instruction describe it.
-struct Operand {
-    start: u32,
-    /// Between panels.
-    leading: u32,
-    /// Between atoms of eight rows.
-    stride: u32,
-    swizzle: Swizzle,
-    span: u32,
-    mn_major: bool,
-    bytes: u32,
-}
-
-impl Operand {
-    fn decode(descriptor: u64, mn_major: bool, format: Format) -> Result<Self, &'static str> {
-        let field = |shift: u32| ((descriptor >> shift & 0x3fff) << 4) as u32;
-        let (swizzle, span) = match descriptor >> 62 {
-            1 => (Swizzle::Bytes128, 128),
-            2 => (Swizzle::Bytes64, 64),
-            3 => (Swizzle::Bytes32, 32),
-            _ => return Err("operands without swizzle are not emulated"),
-        };
-        if descriptor >> 49 & 7 != 0 {
-            return Err("the base offset is not zero: align the tile to eight of its rows");
-        }
-        if mn_major && format.bytes() != 2 {
-            return Err("8-bit operands are K-major");
-        }
-        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle, span, mn_major, bytes: format.bytes() })
-    }
-
-    /// Where element (`mn`, `k`) lies.
-    fn address(&self, mn: u32, k: u32) -> u32 {
-        let (row, byte, panels) = match self.mn_major {
-            true => (k, mn * self.bytes % self.span, mn * self.bytes / self.span),
-            false => (mn, k * self.bytes, 0),
-        };
-        self.swizzle.apply(self.start + row % 8 * self.span + row / 8 * self.stride + panels * self.leading + byte)
-    }
-
-    /// Elements of [`CHUNK`] bytes, which lie beside each other whatever the swizzle is.
-    fn per_chunk(&self) -> usize {
-        (CHUNK / self.bytes) as usize
-    }
-
-    /// The bytes of some rows of `depth` elements, in order: where each run begins, and its length.
-    fn runs(&self, mn: Range<u32>, depth: u32) -> Vec<(u32, u32)> {
-        let mut chunks = Vec::new();
-        match self.mn_major {
-            true => (0..depth).for_each(|k| chunks.extend(mn.clone().step_by(self.per_chunk()).map(|mn| self.address(mn, k)))),
-            false => mn.for_each(|mn| chunks.extend((0..depth).step_by(self.per_chunk()).map(|k| self.address(mn, k)))),
-        }
-        chunks.sort_unstable();
-        chunks.chunk_by(|a, b| a + CHUNK == *b).map(|run| (run[0], CHUNK * run.len() as u32)).collect()
     }
 }
 
@@ -246,19 +186,19 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
         Left::Shared(descriptor) => {
             let operand = decode(descriptor, instruction.left_mn_major, left_format);
             for warp in 0..4 {
-                let runs = operand.runs(16 * warp as u32..16 * warp as u32 + 16, depth as u32);
+                let runs = operand.runs(&last.worker().runs, 16 * warp as u32..16 * warp as u32 + 16, depth as u32);
                 read(parts[warp * 32].thread, &runs, site);
             }
-            gather(last, &operand, ROWS, depth, left_format)
+            operand.gather(last.block().shared(), ROWS, depth, left_format)
         }
         Left::Registers(_) => fragments(parts, left_format),
     };
     let operand = decode(right, instruction.right_mn_major, right_format);
-    let runs = operand.runs(0..instruction.columns, depth as u32);
+    let runs = operand.runs(&last.worker().runs, 0..instruction.columns, depth as u32);
     for warp in 0..4 {
         read(parts[warp * 32].thread, &runs, site);
     }
-    let b = gather(last, &operand, columns, depth, right_format);
+    let b = operand.gather(last.block().shared(), columns, depth, right_format);
     let mut in_flight = last.block().wgmma.borrow_mut();
     let key = (last.number / THREADS, ticket);
     if !continues {
@@ -298,28 +238,6 @@ fn read(warp: *const Thread, runs: &[(u32, u32)], site: Site) {
     }
 }
 
-/// The operand's elements, row by row of `depth`.
-fn gather(thread: &Thread, operand: &Operand, rows: usize, depth: usize, format: Format) -> Vec<f64> {
-    let shared = thread.block().shared();
-    let mut elements = vec![0.0; rows * depth];
-    let [lines, length] = if operand.mn_major { [depth, rows] } else { [rows, depth] };
-    for line in 0..lines {
-        for first in (0..length).step_by(operand.per_chunk()) {
-            let [mn, k] = if operand.mn_major { [first, line] } else { [line, first] };
-            let chunk = &shared[operand.address(mn as u32, k as u32) as usize..][..CHUNK as usize];
-            for (i, bytes) in chunk.chunks_exact(operand.bytes as usize).enumerate() {
-                let code = match *bytes {
-                    [low, high] => u16::from_le_bytes([low, high]),
-                    _ => bytes[0].into(),
-                };
-                let [mn, k] = if operand.mn_major { [mn + i, k] } else { [mn, k + i] };
-                elements[mn * depth + k] = format.decode(code);
-            }
-        }
-    }
-    elements
-}
-
 /// A left operand out of registers: word `i` holds row `lane / 4 + 8 (i % 2)`, bytes from `4 (lane % 4) + 16 (i / 2)` on.
 fn fragments(parts: &[&mut Part], format: Format) -> Vec<f64> {
     let depth = format.depth();
@@ -328,7 +246,7 @@ fn fragments(parts: &[&mut Part], format: Format) -> Vec<f64> {
         let Left::Registers(words) = part.left else { unreachable!("all parts are of one kind") };
         for (i, word) in words.iter().enumerate() {
             let row = number / 32 * 16 + number % 32 / 4 + 8 * (i % 2);
-            format.spread(*word, 4 * (number % 4) + 16 * (i / 2), &mut a[row * depth..][..depth]);
+            format.elements(*word, 4 * (number % 4) + 16 * (i / 2)).for_each(|(k, value)| a[row * depth + k] = value);
         }
     }
     a
@@ -352,20 +270,25 @@ fn join(parts: &[&mut Part], columns: usize) -> Vec<f32> {
     values
 }
 
+/// Columns whose sums stay in registers: N is a multiple of them.
+const PANEL: usize = 8;
+
 fn accumulate(values: &mut [f32], a: &[f64], b: &[f64], columns: usize, depth: usize) {
-    // Columns innermost, so that the loop is a vector's.
-    let turned: Vec<f64> = (0..depth).flat_map(|k| (0..columns).map(move |n| b[n * depth + k])).collect();
-    let mut sums = vec![0.0_f64; columns];
-    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
-        sums.fill(0.0);
-        for (k, b) in turned.chunks_exact(columns).enumerate() {
-            let a = a[row * depth + k];
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum += a * b;
+    debug_assert!(columns.is_multiple_of(PANEL), "N is a multiple of 8");
+    // Columns innermost, so that the loop over them is a vector's.
+    let turned: Vec<[f64; PANEL]> =
+        b.chunks_exact(PANEL * depth).flat_map(|b| (0..depth).map(move |k| std::array::from_fn(|n| b[n * depth + k]))).collect();
+    for (a, values) in a.chunks_exact(depth).zip(values.chunks_exact_mut(columns)) {
+        for (panel, values) in turned.chunks_exact(depth).zip(values.chunks_exact_mut(PANEL)) {
+            let mut sums = [0.0_f64; PANEL];
+            for (a, b) in a.iter().zip(panel) {
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum += a * b;
+                }
             }
-        }
-        for (value, sum) in values.iter_mut().zip(&sums) {
-            *value = (f64::from(*value) + sum) as f32;
+            for (value, sum) in values.iter_mut().zip(sums) {
+                *value = (f64::from(*value) + sum) as f32;
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::grid::Grid;
 use crate::history::GridBlocks;
 use crate::launch::Mode;
 use crate::memory::{Allocation, Memory, Snapshot, nearest};
+use crate::operand::Runs;
 use crate::phases::Phases;
 use crate::random::Random;
 use crate::report::{BoxCopy, SiteUse, SyncSite};
@@ -41,6 +42,8 @@ pub(crate) struct Worker {
     pub learnt: RefCell<Knowledge>,
     /// The names of the shared memory's pieces.
     pub shared: SharedNames,
+    /// The bytes of matrix operands.
+    pub runs: Runs,
     sites: RefCell<HashMap<(usize, usize), Seen>>,
     /// Where the turn of the thread now running ends, by a schedule: after so many places at which it may stop. None where the seed decides.
     pub turn_end: Cell<Option<u32>>,
@@ -84,6 +87,7 @@ impl Worker {
             totals: RefCell::default(),
             learnt: RefCell::default(),
             shared: SharedNames::default(),
+            runs: Runs::default(),
             sites: RefCell::default(),
             turn_end: Cell::new(None),
             explained: (grid.options.explain && grid.options.mode == Mode::Check).then(Explained::default),
