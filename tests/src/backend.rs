@@ -121,7 +121,7 @@ fn seeds() -> Vec<u64> {
     if let Some(seed) = env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
         return vec![seed];
     }
-    let count = if long() { 64 } else { 3 };
+    let count = if long() { 64 } else { 2 };
     let commit = commit().unwrap_or_else(|| "working tree".into());
     let start = commit.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     (0..count).map(|i| start.wrapping_add(i) % 1_000_000).collect()

@@ -3,7 +3,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `OXTILE_LAUNCHES=FILE` | note there which kernels each case launches: a line a case, its name, a tab, the kernels |
-//! | `OXTILE_KERNEL=NAME` | run the cases of the kernels whose names begin so alone: those that are noted to launch one, and those of its family of which nothing is noted. Where no note has the kernel, all of its family |
+//! | `OXTILE_KERNEL=NAME` | run the cases of the kernels whose names begin so alone: those that are noted to launch one, and those of its family of which nothing is noted. Where no note has the kernel, all of its family but those of other number formats |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -68,6 +68,8 @@ pub struct Selection(Option<Kernel>);
 struct Kernel {
     name: String,
     families: BTreeSet<String>,
+    /// Number formats of other kernels.
+    lacking: BTreeSet<&'static str>,
     noted: Launches,
 }
 
@@ -82,23 +84,48 @@ impl Selection {
         // A kernel that is new or was renamed is in no note: then notes say nothing.
         let is_noted = noted.values().flatten().any(|kernel| kernel.starts_with(&name));
         let noted = if is_noted { noted } else { Launches::new() };
-        Ok(Self(Some(Kernel { families: families_of(&name)?, name, noted })))
+        let lacking = formats_lacking(instances().map(|info| info.name), &name);
+        Ok(Self(Some(Kernel { families: families_of(&name)?, lacking, name, noted })))
     }
 
     /// Whether a case is one of them.
     pub fn has(&self, case: &str) -> bool {
         let is_replaced = env::var_os("OXTILE_REPLACEMENT").is_some();
-        self.0.as_ref().is_none_or(|Kernel { name, families, noted }| belongs(case, noted.get(case), name, families, is_replaced))
+        self.0
+            .as_ref()
+            .is_none_or(|Kernel { name, families, lacking, noted }| belongs(case, noted.get(case), name, (families, lacking), is_replaced))
     }
 }
 
 /// A case that was noted without kernels may launch some now, unless host code is as it was: where kernels are replaced.
-fn belongs(case: &str, noted: Option<&BTreeSet<String>>, kernel: &str, families: &BTreeSet<String>, is_replaced: bool) -> bool {
+fn belongs(
+    case: &str,
+    noted: Option<&BTreeSet<String>>,
+    kernel: &str,
+    (families, lacking): (&BTreeSet<String>, &BTreeSet<&str>),
+    is_replaced: bool,
+) -> bool {
     match noted {
         Some(kernels) if !kernels.is_empty() => kernels.iter().any(|launched| launched.starts_with(kernel)),
         Some(_) if is_replaced => false,
-        _ => families.iter().any(|family| case.starts_with(family)),
+        _ => families.iter().any(|family| case.starts_with(family)) && !case.split("::").any(|word| lacking.contains(word)),
     }
+}
+
+/// The number formats that names of kernels and of cases have: of elements, and of codes.
+const FORMATS: [&[&str]; 2] = [&["f32", "bf16", "f16"], &["e4m3", "e5m2"]];
+
+/// The formats that none of the kernels has whose names begin so, where any has another of the same kind.
+fn formats_lacking<'n>(names: impl Iterator<Item = &'n str>, kernel: &str) -> BTreeSet<&'static str> {
+    let words: BTreeSet<_> = names.filter(|name| name.starts_with(kernel)).flat_map(|name| name.split("__").skip(1)).collect();
+    let named = FORMATS.iter().filter(|formats| formats.iter().any(|format| words.contains(format)));
+    let lacking = named.flat_map(|formats| formats.iter()).filter(|format| !words.contains(*format));
+    lacking.copied().collect()
+}
+
+/// All kernels that cases launch.
+fn instances() -> impl Iterator<Item = &'static KernelInfo> {
+    oxtile_kernels::KERNELS.iter().chain(oxtile_conformance::KERNELS).flat_map(|family| family.instances)
 }
 
 /// How the cases of a kernel's family begin; a conformance kernel has cases of its own name.
@@ -123,10 +150,25 @@ mod tests {
     fn notes_choose_and_families_where_there_are_none() {
         let kernels = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
         let families = kernels(&["mxfp8"]);
-        let belongs = |case, noted: Option<&[&str]>| belongs(case, noted.map(kernels).as_ref(), "mxfp8_cast_rows__bf16", &families, false);
+        let lacking = BTreeSet::from(["f32", "f16"]);
+        let belongs = |case, noted: Option<&[&str]>| {
+            belongs(case, noted.map(kernels).as_ref(), "mxfp8_cast_rows__bf16", (&families, &lacking), false)
+        };
         assert!(belongs("quantized_gemm::mxfp8", Some(&["gemm__bf16", "mxfp8_cast_rows__bf16__e4m3"])));
         assert!(!belongs("mxfp8::fused", Some(&["mxfp8_cast_fused__bf16"])));
         assert!(belongs("mxfp8::new", None) && !belongs("nvfp4::new", None));
+        assert!(belongs("mxfp8::cast::bf16::1x32", None) && !belongs("mxfp8::cast::f32::1x32", None));
+    }
+
+    #[test]
+    fn formats_of_other_kernels_are_left_out() {
+        let names = ["mxfp8_cast_rows__bf16__e4m3", "mxfp8_cast_rows__bf16__e5m2", "sum_parts__f32__bf16", "sum_parts__f32__f16", "fill"];
+        let lacking = |kernel| formats_lacking(names.into_iter(), kernel).into_iter().collect::<Vec<_>>();
+        assert_eq!(lacking("mxfp8_cast_rows__bf16__e4m3"), ["e5m2", "f16", "f32"]);
+        assert_eq!(lacking("mxfp8_cast_rows__bf16"), ["f16", "f32"]);
+        // A kernel may have several of one kind.
+        assert!(lacking("sum_parts__f32").is_empty() && lacking("sum_parts").is_empty() && lacking("fill").is_empty());
+        assert_eq!(lacking("sum_parts__f32__bf16"), ["f16"]);
     }
 
     #[test]
@@ -140,7 +182,8 @@ mod tests {
         let found = read(&path);
         fs::remove_file(&path).unwrap();
         assert_eq!(found["amax::f32"], launches["amax::f32"]);
-        let none = |is_replaced| belongs("none", found.get("none"), "amax", &BTreeSet::from(["none".into()]), is_replaced);
+        let none =
+            |is_replaced| belongs("none", found.get("none"), "amax", (&BTreeSet::from(["none".into()]), &BTreeSet::new()), is_replaced);
         assert!(none(false) && !none(true));
     }
 
