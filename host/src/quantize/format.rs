@@ -209,7 +209,7 @@ impl ScaleDirection for ScaleBlock {
 }
 
 /// The amax of a tensor: one in a [`Buffer`], or nothing where scales follow from their blocks alone.
-pub trait TensorAmax: fmt::Debug + Sized {
+pub trait TensorAmax: fmt::Debug + Sized + Send {
     /// What ranks, or the members of a group, agree on before they cast: a [`GlobalAmax`], or nothing.
     type Agreed: fmt::Debug + Clone;
 

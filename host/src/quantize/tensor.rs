@@ -63,7 +63,7 @@ impl<F: Format, L: Layout> QuantizedTensor<F, L> {
     }
 
     /// Fails unless there are the codes and scales that the shape needs: the fields are public.
-    pub(super) fn check_lengths(&self, what: &'static str) -> Result<()> {
+    pub(crate) fn check_lengths(&self, what: &'static str) -> Result<()> {
         Error::check_length(what, F::code_count(self.shape, self.direction)?, self.data.len())?;
         Error::check_length(what, F::scale_count::<L>(self.shape, self.direction)?, self.scales.view().len())
     }

@@ -13,6 +13,7 @@
 //! | `reduced` | products whose sum all ranks get |
 //! | `rounds` | rounds of calls of either, for both |
 //! | `scattered`, `scattered_bugs` | products whose sum is shared and whose rows are scattered; planted bugs |
+//! | `scattered_quantized` | the same, of operands that are codes and scales |
 //! | `bulk`, `bulk_bugs` | calls of both in two halves; planted bugs |
 //! | `epilogues` | what follows products of ranks |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
@@ -93,6 +94,7 @@ mod rows;
 mod sanitizer;
 mod scattered;
 mod scattered_bugs;
+mod scattered_quantized;
 mod schedules;
 mod sharded;
 mod sharded_calls;

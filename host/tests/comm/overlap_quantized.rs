@@ -20,7 +20,7 @@ use crate::support::seeds;
 use crate::values::values;
 
 /// A format, and how a test casts to it.
-trait Tested: GatherFormat {
+pub trait Tested: GatherFormat {
     type Cast;
 
     fn cast(runtime: &Runtime) -> Result<Self::Cast>;

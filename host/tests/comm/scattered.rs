@@ -37,7 +37,7 @@ struct Side {
     d: Buffer<bf16>,
 }
 
-fn options() -> ArenaOptions {
+pub fn options() -> ArenaOptions {
     ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
 }
 
@@ -76,24 +76,29 @@ impl Case {
 
     /// What a rank's result is to be: its own product in `f32`, then the others' in ascending order, each rounded as it was computed, a panel at a time.
     pub fn expected(&self, rank: u32, round: u64) -> Result<Vec<u16>> {
+        self.expected_of(rank, |of| self.a(of, round), |of| self.weight(of))
+    }
+
+    /// The same of these operands of each rank.
+    pub fn expected_of(&self, rank: u32, a: impl Fn(u32) -> Vec<Half>, weight: impl Fn(u32) -> Vec<Half>) -> Result<Vec<u16>> {
         let (runtime, product, rows) = (Runtime::emulated(1)?, self.product(), self.rows(rank));
         let (stream, GemmConfig { n, k, .. }) = (runtime.device(0)?.stream()?, product);
         let count = rows.end - rows.start;
         if count == 0 {
             return Ok(Vec::new());
         }
-        let part = |of: u32, rows: &std::ops::Range<u64>| self.a(of, round)[(rows.start * k) as usize..(rows.end * k) as usize].to_vec();
+        let part = |of: u32, rows: &std::ops::Range<u64>| a(of)[(rows.start * k) as usize..(rows.end * k) as usize].to_vec();
         let own = GemmConfig { m: count, ..product };
         let plans = own.plans::<bf16, f32>(&runtime.device(0)?);
         let whole = Gemm::<bf16, f32>::planned(&runtime, own, *plans.iter().find(|plan| plan.parts == 1).unwrap())?;
-        let (a, b) = (Buffer::from_slice(&stream, &part(rank, &rows))?, Buffer::from_slice(&stream, &self.weight(rank))?);
+        let (a, b) = (Buffer::from_slice(&stream, &part(rank, &rows))?, Buffer::from_slice(&stream, &weight(rank))?);
         let mut d = Buffer::<f32>::zeros(&stream, count * n)?;
         whole.run(&stream, a.view(), b.view(), None, d.view_mut())?;
         let mut sums = d.to_vec(&stream)?;
         let extent = self.config.sizes.m.div_ceil(self.ranks.into());
         let panel = extent.div_ceil(self.config.panels.unwrap().into()).next_multiple_of(256);
         for other in (0..self.ranks).filter(|other| *other != rank) {
-            let b = Buffer::from_slice(&stream, &self.weight(other))?;
+            let b = Buffer::from_slice(&stream, &weight(other))?;
             for first in (rows.start..rows.end).step_by(panel as usize) {
                 let rows_of_panel = first..(first + panel).min(rows.end);
                 let config = GemmConfig { m: rows_of_panel.end - first, ..product };

@@ -21,6 +21,7 @@ pub use memory::AllReduceMemory;
 pub(super) use spread::Spread;
 
 use std::fmt;
+use std::ops::Range;
 
 use oxtile_kernels::sum_parts::Summed;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
@@ -172,7 +173,8 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                 // SAFETY: the rows of each run lie apart, and the two places' products of one share them. Only the call of one of them is enqueued at a time, by the product that is made here, and all calls on
                 // the memory are in order.
                 let lent = |run: usize| unsafe { DeviceViewMut::from_raw(rows[run].address(), rows[run].len(), rows[run].owner()) };
-                let (sent, own) = scatter.bind_products(stream, (a, weight), (bias, self.config.activation), lent)?;
+                let rows_of_a = |rows: Range<u64>| a.slice(rows.start * k, rows.end * k);
+                let (sent, own) = scatter.bind_products(stream, (rows_of_a, weight), (bias, self.config.activation), lent)?;
                 By::Scattered(ScatterCall::spreading(scatter, sent, own, Spread::new(inner, scatter.shards(), rows)))
             }
             Made::OneShot(of) => {

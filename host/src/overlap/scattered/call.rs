@@ -42,6 +42,16 @@ pub(in crate::overlap) struct Around<'a> {
     pub old: Option<[Bound<'a>; PLACES]>,
     /// What of the epilogue is not fused.
     pub following: Option<Bound<'a>>,
+    /// Dequantizes the operands, if they are codes.
+    pub dequantize: Option<Dequantize<'a>>,
+}
+
+/// What dequantizes operands into a room that all calls on the memory share.
+pub(in crate::overlap) struct Dequantize<'a> {
+    /// Before the first product of a call, and of its second half if that is called apart.
+    pub weight: Bound<'a>,
+    /// Own rows of `A`, after the products of the others'.
+    pub own: Bound<'a>,
 }
 
 /// A product of own rows in each place, which may wait for the others' parts.
@@ -64,6 +74,17 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
         Self { call, result }
     }
 
+    /// The same of codes: `panel` dequantizes a panel of a member's rows, before its product.
+    pub(super) fn dequantizing(mut self, operands: Dequantize<'a>, panel: impl Fn(u32, u32) -> Result<Bound<'a>>) -> Result<Self> {
+        for Sent { product, target, panel: number, .. } in &mut self.call.sent {
+            if let Some(of_rows) = product.take() {
+                *product = Some(Bound::in_turn(vec![panel(*target, *number)?, of_rows]));
+            }
+        }
+        self.call.around.dequantize = Some(operands);
+        Ok(self)
+    }
+
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
     pub fn result(&self) -> DeviceView<'_, O> {
         self.result
@@ -81,7 +102,8 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     }
 
     /// The first half of [`run`](Self::run): multiplies the other members' rows, and puts them. Work that is enqueued on `compute` before [`Scattering::finish`], which enqueues the other half, goes on
-    /// beside the copies: products that need nothing of this one. May be captured, both halves in one graph.
+    /// beside the copies: products that need nothing of this one. May be captured, both halves in one graph. No graph with a call on this memory is replayed between the halves, as of a
+    /// [`GatheredProduct`](crate::overlap::GatheredProduct::begin).
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -105,7 +127,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
     pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
         let begun = self.send(compute, what)?;
-        self.sum(compute, &begun, what)
+        self.sum(compute, &begun, what, false)
     }
 
     /// The products of other members' rows, and their puts.
@@ -120,6 +142,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         inner.begin(turn, compute, what)?;
         inner.sends(turn);
         let mut send = || {
+            if let Some(codes) = &mut self.around.dequantize {
+                codes.weight.run(compute)?;
+            }
             if let Some(spread) = &self.spread {
                 spread.begin(compute)?;
             }
@@ -137,11 +162,12 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         inner.arena.or_abort(compute, what, sent)
     }
 
-    /// The products of own rows, to which the others' parts are added.
-    pub fn sum(&mut self, compute: &Stream, begun: &Begun, what: &'static str) -> Result<()> {
+    /// The products of own rows, to which the others' parts are added. Of a half that is called apart the weight is dequantized again: calls between the halves may have had its room.
+    pub fn sum(&mut self, compute: &Stream, begun: &Begun, what: &'static str, is_apart: bool) -> Result<()> {
         let inner = &self.of.memory.0;
-        let done = self.enqueue(compute, begun);
-        inner.finished(begun);
+        let weight = self.around.dequantize.as_mut().filter(|_| is_apart).map_or(Ok(()), |codes| codes.weight.run(compute));
+        let done = weight.and_then(|()| self.enqueue(compute, begun));
+        inner.finished(compute, begun);
         inner.arena.or_abort(compute, what, done)
     }
 
@@ -151,6 +177,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         let mut places = inner.places();
         if let Some(old) = &mut around.old {
             old[place].run(compute)?;
+        }
+        if let Some(codes) = &mut around.dequantize {
+            codes.own.run(compute)?;
         }
         let is_fused = of.choice.method == Method::Fused;
         let [read, unread] = of.awaited(place, 0..of.shards.panels());

@@ -1,14 +1,24 @@
 //! A product and a reduce-scatter as one operation: rows of other ranks are multiplied first, and travel while this rank's own are multiplied.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `config` | what is computed, by which method, and why |
+//! | `shards` | the rows of each member, and the panels in which they travel |
+//! | `kernels` | the kernels that add other members' parts |
+//! | `call` | one call |
+//! | `quantized` | the same of operands that are codes and scales |
 
 mod call;
 mod config;
 mod kernels;
+mod quantized;
 mod shards;
 
 pub(super) use call::ScatterCall;
 pub use call::ScatteredProduct;
 pub use config::{ReduceScatterConfig, ScatterChoice, ScatterTimes};
 pub use kernels::ScatterOperands;
+pub use quantized::QuantizedGemmReduceScatter;
 
 use std::fmt;
 use std::ops::Range;
@@ -189,6 +199,19 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         epilogue: Epilogue<'a, O>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<ScatteredProduct<'a, T, O>> {
+        let GemmConfig { m, k, .. } = self.product;
+        Error::check_length("GemmReduceScatter::bind, a", m * k, a.len())?;
+        self.bind_rows(stream, (|rows: Range<u64>| a.slice(rows.start * k, rows.end * k), weight), epilogue, d)
+    }
+
+    /// As [`bind_epilogue`](Self::bind_epilogue), of rows of `A` that are where `a` says.
+    fn bind_rows<'a>(
+        &'a self,
+        stream: &Stream,
+        (a, weight): (impl Fn(Range<u64>) -> DeviceView<'a, T>, DeviceView<'a, T>),
+        epilogue: Epilogue<'a, O>,
+        d: DeviceViewMut<'a, O>,
+    ) -> Result<ScatteredProduct<'a, T, O>> {
         let (own, n) = (self.shards.shard(self.memory.member().rank().index()), self.product.n);
         let ReduceScatterConfig { alpha, beta, activation, .. } = self.config;
         let config = GemmConfig { m: own.end - own.start, alpha, beta, activation, ..self.product };
@@ -209,7 +232,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let (sent, own) = self.bind_products(stream, (a, weight), (bias, config.activation), rows)?;
         // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the products that lend it for themselves.
         let result = unsafe { DeviceView::from_raw(result.address, len, result.owner) };
-        Ok(ScatteredProduct::new(ScatterCall::new(self, sent, own, Around { old, following }), result))
+        Ok(ScatteredProduct::new(ScatterCall::new(self, sent, own, Around { old, following, ..Around::default() }), result))
     }
 
     /// Copies of the own rows of a result as it was, after the other ranks' parts in each place.
@@ -239,26 +262,25 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         self.runs.iter().map(move |run| first + run.rows.start..first + run.rows.end)
     }
 
-    /// The products of other members' panels, and of each run of own rows in each place; `rows` lends a run's rows of the result, once a place.
+    /// The products of other members' panels, and of each run of own rows in each place; `a` says where rows of `A` are, and `rows` lends a run's rows of the result, once a place.
     pub(super) fn bind_products<'a>(
         &'a self,
         stream: &Stream,
-        (a, weight): (DeviceView<'a, T>, DeviceView<'a, T>),
+        (a, weight): (impl Fn(Range<u64>) -> DeviceView<'a, T>, DeviceView<'a, T>),
         (bias, activation): (Option<DeviceView<'a, O>>, Activation),
         rows: impl Fn(usize) -> DeviceViewMut<'a, O>,
     ) -> Result<(Vec<Sent<'a>>, Vec<Own<'a>>)> {
-        let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
-        Error::check_length("GemmReduceScatter::bind, a", m * k, a.len())?;
+        let (inner, GemmConfig { n, k, .. }) = (&self.memory.0, self.product);
         Error::check_length("GemmReduceScatter::bind, b", k * n, weight.len())?;
         if let Some(bias) = bias {
             Error::check_length("GemmReduceScatter::bind, bias", n, bias.len())?;
         }
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
-        let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, a, weight)).collect::<Result<Vec<_>>>()?;
+        let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, &a, weight)).collect::<Result<Vec<_>>>()?;
         let first = self.shards.shard(inner.member.rank().index()).start;
         let own = |(number, run): (usize, &'a Run)| {
-            let of_a = a.slice((first + run.rows.start) * k, (first + run.rows.end) * k);
+            let of_a = a(first + run.rows.start..first + run.rows.end);
             let in_place = |place| {
                 let matrices = Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) };
                 self.bind_run(stream, place, (run, activation), matrices)
@@ -274,17 +296,17 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         &'a self,
         stream: &Stream,
         (target, panel, room): &'a (u32, u32, Buffer<O>),
-        a: DeviceView<'a, T>,
+        a: &impl Fn(Range<u64>) -> DeviceView<'a, T>,
         weight: DeviceView<'a, T>,
     ) -> Result<Sent<'a>> {
-        let (GemmConfig { n, k, .. }, first) = (self.product, self.shards.shard(*target).start);
+        let (GemmConfig { n, .. }, first) = (self.product, self.shards.shard(*target).start);
         let rows = self.shards.panel(*target, *panel);
         let count = rows.end - rows.start;
         let gemm = self.panels.iter().find(|(rows, _)| *rows == count).filter(|_| count > 0);
         let product = gemm.map(|(_, gemm)| {
             // SAFETY: the room is of this panel alone, and is written by this product alone; a call is after the one before it, also of another operation that has the same room.
             let d = unsafe { DeviceViewMut::from_raw(room.address(), count * n, room.owner()) };
-            let a = a.slice((first + rows.start) * k, (first + rows.end) * k);
+            let a = a(first + rows.start..first + rows.end);
             gemm.bind_matrices(stream, Matrices { a, b: weight, scales: None, bias: None, d })
         });
         let size = size_of::<O>() as u64;
