@@ -68,8 +68,8 @@ pub const NAMES: [&str; 7] =
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
-products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. The layer: random normal data; before the first round all \
-results of a call, or of a replayed graph, are compared with plain products of one GPU, within 1 % and 2 % of a usual element; torch's has no bias, and gradients of weights in bf16. Context parallelism: random normal data, one call that is not timed before the \
+products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. The layer: random normal data, eager calls of torch and NCCL, whose gathers and sums come one after the products; before the first round all \
+results of a call, or of a replayed graph, are compared with plain products of one GPU, within 1 % and 2 % of a usual element; torch's has no bias, and gradients of weights in bf16, and its results are not compared, nor are those of the pair apart. Context parallelism: random normal data, one call that is not timed before the \
 first event; before the first round both passes of each schedule are compared with our single GPU's, in the first and last rows of rank 0. `divided.alone` is our single GPU, rank 0's, on the whole \
 sequence: its time over `divided.ranks`, over a side's, is the side's efficiency; `divided.each` is the same of every rank at once, by the slowest. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock.";
 /// Rounds that are not counted.

@@ -29,7 +29,8 @@ use crate::runtime::{Result, Stream};
 
 /// A gathered product whose shards travel; begun by [`GatheredProduct::begin`]. The gathered operand is read by [`finish`](Self::finish) alone.
 ///
-/// One that is dropped and not finished keeps its place: the call that would take it next is refused, and the other members, which wait for this one, name it when their deadline is over.
+/// One that is dropped and not finished keeps its place: the call that would take it next is refused, and the other members, which wait for this one, name it when their deadline is over. One that is dropped
+/// in the capture in which it was begun gives its place free: the capture must be given up.
 #[must_use = "the product is enqueued by `finish`, and the other members wait for it"]
 pub struct Gathering<'c, 'a, T: GatherOperands<O>, O: Pod> {
     product: &'c mut GatheredProduct<'a, T, O>,
@@ -45,9 +46,11 @@ impl<'c, 'a, T: GatherOperands<O>, O: Pod> Gathering<'c, 'a, T, O> {
     /// Multiplies what the others put here, once it is there, and lets them write again, after the work on the stream so far. Nothing is waited for on the host.
     ///
     /// # Errors
-    /// As [`GatheredProduct::run`]; [`Error::NotCapturable`](crate::Error::NotCapturable) where one half is captured and the other is not.
+    /// As [`GatheredProduct::run`]; [`Error::NotCapturable`](crate::Error::NotCapturable) where one half is captured and the other is not: nothing is enqueued then, and the place is kept.
     pub fn finish(mut self) -> Result<()> {
-        self.begun.end(|begun| self.product.multiply(self.compute, begun, "Gathering::finish"))
+        const WHAT: &str = "Gathering::finish";
+        let begun = self.begun.of(|begun| self.product.memory().check_halves(self.compute, begun, WHAT))?;
+        self.product.multiply(self.compute, &begun, WHAT)
     }
 }
 
@@ -65,7 +68,7 @@ impl<T: GatherOperands<O>, O: Pod> fmt::Debug for Gathering<'_, '_, T, O> {
 
 /// A scattered product of which the other members' rows travel; begun by [`ScatteredProduct::begin`](super::ScatteredProduct::begin). Own rows are written by [`finish`](Self::finish) alone.
 ///
-/// One that is dropped and not finished is as a [`Gathering`] that is.
+/// One that is dropped and not finished keeps its place, as a dropped [`Gathering`] does.
 #[must_use = "own rows are multiplied by `finish`, and the other members wait for it"]
 pub struct Scattering<'c, 'a, T: ScatterOperands<O>, O: Pod> {
     call: &'c mut ScatterCall<'a, T, O>,
@@ -81,9 +84,12 @@ impl<'c, 'a, T: ScatterOperands<O>, O: Pod> Scattering<'c, 'a, T, O> {
     /// Multiplies own rows, and adds the others' parts in `f32` in the order of the ranks, once they are there, after the work on the stream so far. Nothing is waited for on the host.
     ///
     /// # Errors
-    /// As [`ScatteredProduct::run`](super::ScatteredProduct::run); [`Error::NotCapturable`](crate::Error::NotCapturable) where one half is captured and the other is not.
+    /// As [`ScatteredProduct::run`](super::ScatteredProduct::run); [`Error::NotCapturable`](crate::Error::NotCapturable) where one half is captured and the other is not: nothing is enqueued then, and the
+    /// place is kept.
     pub fn finish(mut self) -> Result<()> {
-        self.begun.end(|begun| self.call.sum(self.compute, begun, "Scattering::finish"))
+        const WHAT: &str = "Scattering::finish";
+        let begun = self.begun.of(|begun| self.call.memory().check_halves(self.compute, begun, WHAT))?;
+        self.call.sum(self.compute, &begun, WHAT, true)
     }
 }
 
@@ -99,18 +105,20 @@ impl<T: ScatterOperands<O>, O: Pod> fmt::Debug for Scattering<'_, '_, T, O> {
     }
 }
 
-/// A call that is not finished yet; none once it is.
+/// The call that is not finished yet; none once it is.
 struct UnderWay(Option<Begun>);
 
 impl UnderWay {
-    fn end(&mut self, finish: impl FnOnce(&Begun) -> Result<()>) -> Result<()> {
-        self.0.take().map_or(Ok(()), |begun| finish(&begun))
+    /// The call, which is finished now, if that may be done here.
+    fn of(&mut self, check: impl FnOnce(&Begun) -> Result<()>) -> Result<Begun> {
+        check(self.0.as_ref().expect("a call is finished once: that takes it"))?;
+        Ok(self.0.take().expect("it was there"))
     }
 
-    /// Where a capture is given up, nothing of the call was enqueued: its place is free.
+    /// Where the capture of the call is given up, nothing of it was enqueued: its place is free.
     fn leave(&mut self, inner: &Inner) {
-        if let Some(begun) = self.0.take().filter(|_| inner.out.is_capturing()) {
-            inner.finished(&begun);
+        if let Some(begun) = self.0.take().filter(|begun| inner.is_being_captured(begun)) {
+            inner.given_up(&begun);
         }
     }
 }
@@ -118,20 +126,20 @@ impl UnderWay {
 /// Predicted times in microseconds of a gathered and a scattered product that need nothing of each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BulkTimes {
-    /// One after the other, each by the method that is chosen for it.
+    /// The time of both calls one after the other, each by the method that is chosen for it.
     pub apart: f64,
-    /// Begun together, the gather first, and finished in the same order.
+    /// The time of both calls begun together, the gather first, and finished in the same order.
     pub bulk: f64,
 }
 
 /// Whether a gathered and a scattered product are better begun together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BulkChoice {
-    /// Whether they are.
+    /// Whether the calls are better begun together.
     pub is_bulk: bool,
-    /// Why.
+    /// The reason, with the predicted times.
     pub why: String,
-    /// None where there is no model.
+    /// The predicted times; `None` where there is no model, and for one rank.
     pub predicted: Option<BulkTimes>,
 }
 

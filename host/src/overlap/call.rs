@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::bulk::Gathering;
 use super::gathered::{AllGatherGemm, Product};
-use super::memory::{Begun, Inner, PLACES, place_of};
+use super::memory::{Begun, Given, Inner, PLACES, place_of};
 use super::schedule::Schedule;
 use super::table::GatherOperands;
 use super::transfer::{Transfer, wait_for};
@@ -29,7 +29,7 @@ pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
     /// Where the gathered operand is kept.
     kept: Option<&'a mut Buffer<T>>,
     /// The call that the shard was handed out for.
-    given: Option<u64>,
+    given: Given,
 }
 
 impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
@@ -48,7 +48,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
         let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
-        Ok(Self { of, result, input, shards, products, following, kept: None, given: None })
+        Ok(Self { of, result, input, shards, products, following, kept: None, given: Given::new(&of.memory.0) })
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -123,9 +123,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
 
     /// Later work of `stream` comes after all uses of the shard in the place of the next call.
     fn give(&mut self, stream: &Stream, what: &'static str) -> Result<usize> {
-        let turn = self.of.memory.0.give(stream, what)?;
-        self.given = Some(turn);
-        Ok(place_of(turn))
+        self.given.give(stream, what).map(place_of)
     }
 
     /// Puts the shard to the other members, and multiplies what they put here, after the work on `compute` so far: the shard is written by then. Nothing is
@@ -142,9 +140,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     }
 
     /// The first half of [`run`](Self::run): puts the shard to the other members. Work that is enqueued on `compute` before [`Gathering::finish`], which enqueues the other half, goes on beside
-    /// the copies: products that need nothing of this one. May be captured, both halves in one graph.
+    /// the copies: products that need nothing of this one. May be captured, both halves in one graph. No graph with a call on this memory is replayed between the halves: it would wait for a place that
+    /// no rank gives free before its second half, until the arena's deadline.
     ///
-    /// What is gathered is read by `finish` alone, and the result is no result before:
+    /// The shard is `[rows, columns]` of the operand as it is stored, which [`copy_shard`](Self::copy_shard) or [`shard`](Self::shard) has put into its place. What is gathered is read by `finish` alone, and the
+    /// result is no result before:
     ///
     /// ```compile_fail,E0502
     /// use oxtile::num::bf16;
@@ -198,7 +198,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     pub(super) fn multiply(&mut self, compute: &Stream, begun: &Begun, what: &'static str) -> Result<()> {
         let inner = &self.of.memory.0;
         let done = self.enqueue(compute, begun);
-        inner.finished(begun);
+        inner.finished(compute, begun);
         inner.arena.or_abort(compute, what, done)
     }
 

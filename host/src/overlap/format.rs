@@ -40,6 +40,10 @@ pub trait GatherFormat: Format<Direction = Direction> {
     /// Another handle of an amax.
     #[doc(hidden)]
     fn same(amax: &Self::Amax) -> Self::Amax;
+
+    /// Fails unless a tensor has as many amaxes as it is decoded by.
+    #[doc(hidden)]
+    fn check_amax(what: &'static str, amax: &Self::Amax) -> Result<()>;
 }
 
 impl<Q: Fp8> GatherFormat for Mxfp8Format<Q>
@@ -60,6 +64,10 @@ where
     }
 
     fn same((): &()) {}
+
+    fn check_amax(_: &'static str, (): &()) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl GatherFormat for Nvfp4Format {
@@ -79,6 +87,10 @@ impl GatherFormat for Nvfp4Format {
     fn same(amax: &Buffer<f32>) -> Buffer<f32> {
         // SAFETY: the elements of that buffer, whose uses it shares.
         unsafe { amax.window(0, amax.len()) }
+    }
+
+    fn check_amax(what: &'static str, amax: &Buffer<f32>) -> Result<()> {
+        Error::check_length(what, 1, amax.len())
     }
 }
 

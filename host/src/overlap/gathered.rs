@@ -94,7 +94,7 @@ struct Operands<'a, T, O> {
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
-    /// Chooses the method, loads its kernels and uploads the order of its tiles with `stream`. Waits for no other rank.
+    /// Chooses the method, loads its kernels and uploads the order of its tiles with `stream`. Waits for no other rank. Not in a capture: it allocates.
     ///
     /// # Errors
     /// As [`AllGatherConfig::choose`]; [`Error::Invalid`] for memory that is too small; as [`Runtime::load`](crate::Runtime::load).
@@ -151,7 +151,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     }
 
     /// Binds the operand that is not gathered, a bias of one value a column if there is one, and the result. Compares the operation with the other members',
-    /// and waits for them to make it; encodes tensor maps and waits for those to be there.
+    /// and waits for them to make it; encodes tensor maps and waits for those to be there. Not in a capture, which refuses the wait ([`Error::NotCapturable`](crate::Error::NotCapturable)): bind before, and capture calls.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another operation on another member; [`Error::Length`] for a view of another size; ranks that do not come; as

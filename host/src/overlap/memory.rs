@@ -32,7 +32,7 @@ pub(super) struct Inner {
     /// Set by who has read a place.
     pub free: Flags,
     state: Mutex<State>,
-    /// The first: the largest operand that is dequantized. The others: products that are put to other members.
+    /// The first: what is dequantized of operands. The others: products that are put to other members.
     rooms: Mutex<Vec<Buffer<u8>>>,
 }
 
@@ -46,6 +46,10 @@ struct State {
     last: Option<Stream>,
     /// Whether the call that has a place was begun, and is not finished.
     under_way: [bool; PLACES],
+    /// Of each place the stream on which its last call was finished.
+    ended: [Option<Stream>; PLACES],
+    /// The call into whose place a shard was written.
+    given: Option<u64>,
     /// The last call that has put from [`Inner::room`].
     sent: Option<u64>,
 }
@@ -60,6 +64,45 @@ pub(super) struct Begun {
 impl Begun {
     pub fn place(&self) -> usize {
         place_of(self.turn)
+    }
+}
+
+/// The call that a product's shard was handed out for, which no other product takes meanwhile: it would overwrite the shard, or be overwritten by it.
+pub(super) struct Given {
+    inner: Arc<Inner>,
+    turn: Option<u64>,
+}
+
+impl Given {
+    pub fn new(inner: &Arc<Inner>) -> Self {
+        Self { inner: Arc::clone(inner), turn: None }
+    }
+
+    /// Gives out the place of the next call: later work of `stream` comes after all uses of it. Returns the call's number.
+    pub fn give(&mut self, stream: &Stream, what: &'static str) -> Result<u64> {
+        let turn = self.inner.give(stream, what, self.turn)?;
+        self.turn = Some(turn);
+        Ok(turn)
+    }
+
+    /// The call, which is made now, or never will be.
+    pub fn take(&mut self) -> Option<u64> {
+        let turn = self.turn.take()?;
+        let given = &mut lock(&self.inner.state).given;
+        *given = given.filter(|given| *given != turn);
+        Some(turn)
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        self.take();
+    }
+}
+
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.turn.fmt(f)
     }
 }
 
@@ -141,16 +184,29 @@ impl Inner {
         lock(&self.state).turn
     }
 
-    /// Gives out the place of the next call: later work of `stream` comes after all uses of it. Returns the call's number.
-    pub fn give(&self, stream: &Stream, what: &'static str) -> Result<u64> {
+    /// Gives out the place of the next call to a product, which may have it already.
+    fn give(&self, stream: &Stream, what: &'static str, own: Option<u64>) -> Result<u64> {
         self.arena.check()?;
         let turn = self.turn();
+        if own != Some(turn) {
+            self.check_not_given(turn, what)?;
+        }
         self.check_finished(turn, what)?;
         let places = self.places();
         let memory = places[place_of(turn)].local().memory();
         memory.check_stream(&stream.0, what)?;
         order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
+        lock(&self.state).given = Some(turn);
         Ok(turn)
+    }
+
+    /// Fails where the shard of another product lies in the place of call `turn`.
+    fn check_not_given(&self, turn: u64, what: &'static str) -> Result<()> {
+        if lock(&self.state).given != Some(turn) {
+            return Ok(());
+        }
+        let why = "the shard of a gathered product was written into the place of this call: call that product first, or drop it".to_owned();
+        Err(Error::Invalid { what, why })
     }
 
     /// Fails unless both streams are in one graph, or in none.
@@ -181,7 +237,7 @@ impl Inner {
     /// Fails where the call that has the place of call `turn` is not finished.
     fn check_finished(&self, turn: u64, what: &'static str) -> Result<()> {
         if lock(&self.state).under_way[place_of(turn)] {
-            let why = "the call before the last one on this memory was begun, and is not finished; this one would take its place: finish it first".to_owned();
+            let why = "the call before the last one on this memory was begun, and is not finished; this one would take its place: finish it first; one that was dropped is lost, and takes a new arena".to_owned();
             return Err(Error::Invalid { what, why });
         }
         Ok(())
@@ -189,16 +245,20 @@ impl Inner {
 
     /// Begins call `turn` on a stream, after the calls before it.
     pub fn begin(&self, turn: u64, stream: &Stream, what: &'static str) -> Result<()> {
-        self.check_finished(turn, what)?;
-        let state = &mut *lock(&self.state);
-        if state.turn != turn {
+        if self.turn() != turn {
             let why = "another operation on this memory was called since the shard was handed out: write the shard just before the call"
                 .to_owned();
             return Err(Error::Invalid { what, why });
         }
-        if let Some(last) = state.last.as_ref().filter(|last| last.raw() != stream.raw() && !last.is_capturing() && !stream.is_capturing())
-        {
-            stream.wait(&last.mark()?)?;
+        self.check_not_given(turn, what)?;
+        self.check_finished(turn, what)?;
+        let state = &mut *lock(&self.state);
+        // The call that had the place is finished on a stream of its own choice.
+        let graph = |stream: &Stream| stream.0.capture().map(|capture| capture.number);
+        for earlier in [&state.last, &state.ended[place_of(turn)]].into_iter().flatten() {
+            if earlier.raw() != stream.raw() && graph(earlier) == graph(stream) {
+                stream.wait(&earlier.mark()?)?;
+            }
         }
         state.turn += 1;
         state.last = Some(stream.clone());
@@ -217,8 +277,32 @@ impl Inner {
         compute.wait(&begun.put)
     }
 
-    /// The call is enqueued as a whole, or never will be.
-    pub fn finished(&self, begun: &Begun) {
+    /// Fails unless the second half of a call is enqueued where the first was: in one graph, or in none.
+    pub fn check_halves(&self, compute: &Stream, begun: &Begun, what: &'static str) -> Result<()> {
+        self.check_captures(compute, what)?;
+        match compute.0.capture().map(|capture| capture.number) == begun.put.0.capture {
+            true => Ok(()),
+            false => Err(Error::NotCapturable {
+                what: "half of a call",
+                mend: "begin and finish a call inside the same capture, or both outside; what was begun keeps its place",
+            }),
+        }
+    }
+
+    /// Whether the call was begun in the capture that is under way: nothing of it was enqueued yet.
+    pub fn is_being_captured(&self, begun: &Begun) -> bool {
+        self.out.0.capture().is_some_and(|capture| begun.put.0.capture == Some(capture.number))
+    }
+
+    /// The call is enqueued as a whole on a stream.
+    pub fn finished(&self, compute: &Stream, begun: &Begun) {
+        let state = &mut *lock(&self.state);
+        state.under_way[begun.place()] = false;
+        state.ended[begun.place()] = Some(compute.clone());
+    }
+
+    /// The call is given up with the capture that it was begun in.
+    pub fn given_up(&self, begun: &Begun) {
         lock(&self.state).under_way[begun.place()] = false;
     }
 

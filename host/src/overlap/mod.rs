@@ -2,8 +2,8 @@
 //! first reads the chunk. A stream tells the other ranks when the operand has been read.
 //!
 //! [`AllGatherGemm`] gathers an operand from all members of a team while it multiplies. Which [`Method`] it takes is
-//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4. [`GemmReduceScatter`] sums a product over the members, each of which gets some rows, and [`GemmAllReduce`] gives all of them the whole sum.
-//! Calls of the first and of the third have two halves, [`GatheredProduct::begin`] and [`ScatteredProduct::begin`], between which other products go on beside the copies.
+//! [chosen](AllGatherConfig::choose) by a model of copies and tiles; `oxtile overlap --plan M,N,K --ranks 4` prints it. [`QuantizedAllGatherGemm`] gathers codes and scales of MXFP8 or NVFP4. [`GemmReduceScatter`] sums a product over the members, each of which gets some rows, [`QuantizedGemmReduceScatter`] the same of operands that are codes and scales, and [`GemmAllReduce`] gives all of them the whole sum.
+//! Calls that gather elements, and those that scatter, have two halves, [`GatheredProduct::begin`] and [`ScatteredProduct::begin`], between which other products go on beside the copies.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -53,6 +53,8 @@ pub use quantized_call::QuantizedProduct;
 pub use reduced::{
     AllReduceChoice, AllReduceConfig, AllReduceMemory, AllReduceMethod, AllReduceTimes, GemmAllReduce, ReduceOperands, ReducedProduct,
 };
-pub use scattered::{GemmReduceScatter, ReduceScatterConfig, ScatterChoice, ScatterOperands, ScatterTimes, ScatteredProduct};
+pub use scattered::{
+    GemmReduceScatter, QuantizedGemmReduceScatter, ReduceScatterConfig, ScatterChoice, ScatterOperands, ScatterTimes, ScatteredProduct,
+};
 pub use sizes::{Global, Local, Split};
 pub use table::GatherOperands;

@@ -6,7 +6,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::{Pod, bf16};
 
 use super::format::GatherFormat;
-use super::memory::{PLACES, place_of};
+use super::memory::{Given, PLACES, place_of};
 use super::quantized::{Piece, Products, QuantizedAllGatherGemm};
 use super::table::GatherOperands;
 use super::transfer::wait_for;
@@ -25,7 +25,7 @@ where
     /// Of each place: the own shard, then the others' chunks as they arrive.
     pieces: [Vec<Piece<F>>; PLACES],
     /// The call that the shard was handed out for.
-    given: Option<u64>,
+    given: Given,
 }
 
 impl<'a, F: GatherFormat, O: Pod> QuantizedProduct<'a, F, O>
@@ -38,7 +38,7 @@ where
         products: Products<'a>,
         pieces: [Vec<Piece<F>>; PLACES],
     ) -> Self {
-        Self { of, result, products, pieces, given: None }
+        Self { of, result, products, pieces, given: Given::new(&of.memory.0) }
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -46,7 +46,7 @@ where
         self.result
     }
 
-    /// The gathered operand in bf16, for kernels that are launched after a [call](Self::run) and before the next call of any operation on the same memory: for the gradient of the weight.
+    /// The gathered operand in bf16, for kernels that are launched after a [call](Self::run) and before the next call, or second half of a call, of any operation on the same memory: for the gradient of the weight.
     pub fn gathered(&self) -> DeviceView<'_, bf16> {
         self.of.wide.view()
     }
@@ -57,8 +57,7 @@ where
     /// # Errors
     /// What ended the arena.
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut QuantizedTensor<F>> {
-        let turn = self.of.memory.0.give(stream, "QuantizedProduct::shard")?;
-        self.given = Some(turn);
+        let turn = self.given.give(stream, "QuantizedProduct::shard")?;
         Ok(&mut self.pieces[place_of(turn)][0].tensor)
     }
 

@@ -295,6 +295,11 @@ fn a_place_under_way_is_not_given_out() -> Result<()> {
             assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains("is not finished"), "{error}");
         };
         pair.gathered.copy_shard(stream, pair.shard)?;
+        // No other product takes the place in which the shard lies.
+        for result in [other.gathered.copy_shard(stream, other.shard), pair.scattered.run(stream)] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("call that product first"), "{error}");
+        }
         let gathering = pair.gathered.begin(stream)?;
         let scattering = pair.scattered.begin(stream)?;
         refused(other.gathered.copy_shard(stream, other.shard));
@@ -348,6 +353,62 @@ fn scatters_under_way_share_what_they_put_from() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Calls on two streams: a place is given on by the stream on which the call that had it was finished.
+#[test]
+fn a_place_is_given_on_from_stream_to_stream() -> Result<()> {
+    for seed in 0..seeds() {
+        let case = Case { seed, ..two(Method::Sequential) };
+        let (expected, ranks) = (case.expected()?, case.ranks(options())?);
+        let sides = [Side::new(&ranks, 0, &case)?, Side::new(&ranks, 1, &case)?];
+        let results = |i: usize| (0..3).map(|_| Buffer::<bf16>::named(ranks.all.stream(i), "d", 35 * 32)).collect::<Result<Vec<_>>>();
+        let mut results = [results(0)?, results(1)?];
+        let others = ranks.all.world.ranks.iter().map(|rank| rank.device().stream()).collect::<Result<Vec<_>>>()?;
+        for (i, (side, results)) in sides.iter().zip(&mut results).enumerate() {
+            let (stream, other, Side { scatter, a, part, bias, .. }) = (ranks.all.stream(i), &others[i], side);
+            let bind = |d| scatter.bind(stream, a.view(), part.view(), Some(bias.view()), d);
+            let mut bound = results.iter_mut().map(|d| bind(d.view_mut())).collect::<Result<Vec<_>>>()?;
+            let [first, second, third] = &mut bound[..] else { panic!("three results") };
+            let (one, two) = (first.begin(stream)?, second.begin(other)?);
+            one.finish()?;
+            two.finish()?;
+            third.run(other)?;
+        }
+        for (i, results) in results.iter().enumerate() {
+            [ranks.all.stream(i), &others[i]].into_iter().try_for_each(|stream| ranks.all.arenas[i].ticket(stream)?.wait())?;
+            for d in results {
+                let found: Bits = d.to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
+                assert!(found == expected[i][0][1], "rank {i}, seed {seed}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One half in a graph and the other not is refused before anything is enqueued, and the place is kept.
+#[test]
+fn halves_are_of_one_graph() -> Result<()> {
+    let case = two(Method::Sequential);
+    let ranks = case.ranks(options())?;
+    let mut sides = [Side::new(&ranks, 0, &case)?, Side::new(&ranks, 1, &case)?];
+    let (stream, out) = (ranks.all.stream(0), &ranks.out[0]);
+    let mut pair = sides[0].bind(stream)?;
+    let is_refused = |result: Result<()>| assert!(matches!(result, Err(Error::NotCapturable { what: "half of a call", .. })), "{result:?}");
+    pair.gathered.copy_shard(stream, pair.shard)?;
+    let gathering = pair.gathered.begin(stream)?;
+    is_refused(Graph::capture(&[stream, out], || gathering.finish()).map(drop));
+    let mut outside = None;
+    Graph::capture(&[stream, out], || {
+        outside = Some(pair.scattered.begin(stream)?);
+        Err::<(), _>(Error::Invalid { what: "the capture", why: "is given up".to_owned() })
+    })
+    .unwrap_err();
+    is_refused(outside.expect("it was begun").finish());
+    // The place of the gather.
+    let refused = pair.gathered.copy_shard(stream, pair.shard).unwrap_err().to_string();
+    assert!(refused.contains("is not finished"), "{refused}");
     Ok(())
 }
 

@@ -41,10 +41,15 @@ impl Ranks {
     }
 }
 
-/// Two layers of other sizes and methods take one memory by turns.
+/// Layers of other sizes, cuts and methods take one memory by turns.
 #[test]
 fn layers_share_a_memory() -> Result<()> {
-    let layers = [by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), by(Method::Fused, Some(last(2, 4)), [264, 16, 72])];
+    const METHODS: [Method; 3] = [Method::Fused, Method::Fused, Method::Chunked];
+    let layers = [
+        by(METHODS[0], Some(cut(1, 2)), [70, 32, 136]),
+        by(METHODS[1], Some(last(2, 4)), [264, 16, 72]),
+        by(METHODS[2], Some(last(2, 4)), [264, 16, 72]),
+    ];
     let case = Case { ranks: 2, config: layers[0], calls: Calls::Eager, seed: 1 };
     let ranks = Ranks::new(2, 264 * 136 * 2, case.options())?;
     let mut results: Vec<Vec<Buffer<bf16>>> = Vec::new();
@@ -55,8 +60,8 @@ fn layers_share_a_memory() -> Result<()> {
         let d = cases.map(|case| Buffer::uninitialised(ranks.all.stream(i), case.product().m * case.product().n));
         results.push(d.into_iter().collect::<Result<_>>()?);
     }
-    // Each layer takes both places, after itself and after the other.
-    for (round, layer) in [0, 1, 1, 0, 0, 1].into_iter().enumerate() {
+    // Each layer takes both places, after itself and after the others.
+    for (round, layer) in [0, 1, 1, 0, 0, 1, 2, 2, 0, 2, 1].into_iter().enumerate() {
         let (case, operand) = (&cases[layer], round as u64 % ROUNDS);
         for i in 0..2 {
             let stream = ranks.all.stream(i);
@@ -69,7 +74,7 @@ fn layers_share_a_memory() -> Result<()> {
         for (i, results) in results.iter().enumerate() {
             ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait()?;
             let found: Vec<u16> = results[layer].to_vec_as::<Half>(ranks.all.stream(i))?.into_iter().map(Half::to_bits).collect();
-            assert!(found == case.expected(Method::Fused, i as u32)?[operand as usize], "{case:?}, rank {i}, round {round}");
+            assert!(found == case.expected(METHODS[layer], i as u32)?[operand as usize], "{case:?}, rank {i}, round {round}");
         }
     }
     Ok(())

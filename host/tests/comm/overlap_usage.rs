@@ -2,6 +2,7 @@
 
 use half::bf16 as Half;
 use oxtile::comm::{Communicator, ReduceOp};
+use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Method, OverlapConfig, OverlapMemory};
 use oxtile::runtime::{DeviceUsage, Mode};
@@ -211,5 +212,59 @@ fn a_collective_before_a_shard_needs_a_margin() -> Result<()> {
     }
     assert!(!reports.is_empty(), "the product is first under no seed");
     assert!(reports.iter().all(|waits| waits.contains("waits for 1 of 4 multiprocessors, while kernel `gemm_gathered")), "{}", reports[0]);
+    Ok(())
+}
+
+/// Shards that kernels write, of two memories: each launch can hold all multiprocessors, while the shard that the other rank waits for is not written. Calls in one order that an event
+/// keeps, or with a margin, go well.
+#[test]
+fn two_memories_need_one_order_or_a_margin() -> Result<()> {
+    let stuck = |margin: u32, is_chained: bool, seed: u64| -> Result<bool> {
+        let config = by(Method::Fused, None, [600, 16, 72]);
+        let config = AllGatherConfig { overlap: OverlapConfig { margin, ..config.overlap }, ..config };
+        let case = Case { ranks: 2, config, calls: Calls::Eager, seed };
+        let cluster = EmulatedOptions { devices: 2, seed: Some(seed), mode: Mode::Fast, multiprocessors: 4, ..EmulatedOptions::default() };
+        // Flags of two memories.
+        let arenas = Arenas::over(World::with(cluster), ArenaOptions { channels: 160, ..case.options() });
+        let ranks = Ranks::over(arenas, config.bytes::<bf16, bf16>()?)?;
+        let (product, copy) = (case.product(), ranks.all.world.runtime.load::<CopyWords>()?);
+        let (mut streams, mut gathers, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, rank) in ranks.all.world.ranks.iter().enumerate() {
+            let (stream, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
+            let second = OverlapMemory::take(&ranks.all.arenas[i], &member(&ranks.all, i), config.bytes::<bf16, bf16>()?, &out)?;
+            gathers.push([ranks.gather(i, config)?, AllGatherGemm::<bf16, bf16>::new(&second, &stream, config)?]);
+            let zeros = |len| Buffer::<bf16>::zeros(&stream, len);
+            memory.push((zeros(product.k * product.n)?, [zeros(product.m * product.n)?, zeros(product.m * product.n)?]));
+            streams.push([ranks.all.stream(i).clone(), stream]);
+        }
+        let mut bound = Vec::new();
+        for (i, (weight, d)) in memory.iter_mut().enumerate() {
+            for (which, d) in d.iter_mut().enumerate() {
+                bound.push(gathers[i][which].bind(&streams[i][which], weight.view(), None, d.view_mut())?);
+            }
+        }
+        let shards = [0, 1].map(|i| Buffer::<bf16>::zeros(&streams[i][0], 600 * 72 / 2)).into_iter().collect::<Result<Vec<_>>>()?;
+        for (i, own) in shards.iter().enumerate() {
+            // The other rank begins with the other memory.
+            for which in if is_chained || i == 0 { [0, 1] } else { [1, 0] } {
+                let (stream, product) = (&streams[i][which], &mut bound[2 * i + which]);
+                if is_chained && which == 1 {
+                    stream.wait(&streams[i][0].record()?)?;
+                }
+                let shard = product.shard(stream)?.view_mut().cast();
+                copy.launch(stream, CopyWordsArgs { source: own.view().cast(), target: shard })?;
+                product.run(stream)?;
+            }
+        }
+        let ends = streams.iter().flatten().map(Stream::synchronize).collect::<Result<Vec<_>>>();
+        if let Err(Error::Stuck { .. }) = ends { Ok(true) } else { ends.map(|_| false) }
+    };
+    let mut count = 0;
+    for seed in 0..16 {
+        count += u32::from(stuck(0, false, seed)?);
+        assert!(!stuck(1, false, seed)?, "a margin of one, seed {seed}");
+        assert!(!stuck(0, true, seed)?, "in one order, seed {seed}");
+    }
+    assert!(count > 0, "each shard is written first under every seed");
     Ok(())
 }
