@@ -10,7 +10,7 @@ use oxtile_kernels::attention::{
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::WaitsArgument;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
 use oxtile_tile::num::{bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
@@ -144,7 +144,7 @@ fn by_chunk(Strided { shape: [_, rows, heads, size], strides: [_, row, head, one
 
 fn load_with<K, T>(runtime: &Runtime, bind: for<'s, 'a> fn(Arc<Loaded<K>>, Binding<'s, 'a, T>) -> Result<Waiting<'a>>) -> Result<Bind<T>>
 where
-    K: Kernel + Send + Sync + 'static,
+    K: Kernel + Signature + Send + Sync + 'static,
     T: ArrivingElement,
 {
     let kernel = Arc::new(runtime.load::<K>()?);

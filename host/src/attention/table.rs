@@ -1,6 +1,6 @@
 //! Rows of the tables of kernels.
 
-use oxtile_tile::launch::Kernel;
+use oxtile_tile::launch::{Kernel, Signature};
 
 use crate::runtime::{Loaded, Result, Runtime};
 
@@ -10,7 +10,7 @@ pub(super) trait Load: Sized {
     fn load(runtime: &Runtime) -> Result<Self>;
 }
 
-impl<K: Kernel> Load for Loaded<K> {
+impl<K: Kernel + Signature> Load for Loaded<K> {
     fn load(runtime: &Runtime) -> Result<Self> {
         runtime.load()
     }

@@ -1,11 +1,10 @@
 //! Loaded kernels and their launch.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::Arc;
 
-use oxtile_tile::launch::{BufferAccess, DeviceViewMut, Grid, Kernel, KernelArgs, KernelInfo, Signature};
+use oxtile_tile::launch::{BufferAccess, DeviceLimits, DeviceViewMut, Grid, Kernel, KernelArgs, KernelInfo, LaunchError, Signature};
 
 use super::backend::{FunctionId, KernelLaunch, StreamId};
 use super::device::Device;
@@ -19,17 +18,26 @@ use super::stream::{Stream, StreamInner};
 
 /// A kernel instance, ready to be launched on every device of its runtime. Made by
 /// [`Runtime::load`](super::Runtime::load).
-pub struct Loaded<K> {
+pub struct Loaded<K: Signature> {
     runtime: Arc<Inner>,
     info: KernelInfo,
     functions: Functions,
-    kernel: PhantomData<fn() -> K>,
+    grid: GridOf<K>,
+    /// One emulated thread.
+    emulate: fn(&[u64]),
 }
 
-impl<K: Kernel> Loaded<K> {
-    pub(crate) fn new(runtime: &Arc<Inner>) -> Result<Self> {
+/// Checks a kernel's arguments, and derives the grid from them.
+type GridOf<K> = fn(&<K as Signature>::Args<'_>, &DeviceLimits) -> std::result::Result<Grid, LaunchError>;
+
+// Not of `Kernel`: of an instance that is not there the compiler reports that where it is loaded, and nothing more where it is launched.
+impl<K: Signature> Loaded<K> {
+    pub(crate) fn new(runtime: &Arc<Inner>) -> Result<Self>
+    where
+        K: Kernel,
+    {
         let functions = runtime.functions(&K::INFO)?;
-        Ok(Self { runtime: Arc::clone(runtime), info: K::INFO, functions, kernel: PhantomData })
+        Ok(Self { runtime: Arc::clone(runtime), info: K::INFO, functions, grid: K::grid, emulate: K::emulate })
     }
 
     /// Enqueues the kernel on the stream, with the grid that it derives from its arguments. A grid of no blocks
@@ -40,10 +48,7 @@ impl<K: Kernel> Loaded<K> {
     /// loading the kernel on a new device may give; then driver errors. A fault in the kernel itself is
     /// reported by [`Stream::synchronize`].
     #[track_caller]
-    pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()>
-    where
-        K: Signature,
-    {
+    pub fn launch(&self, stream: &Stream, args: K::Args<'_>) -> Result<()> {
         let grid = self.check(&stream.0, &args)?;
         self.launch_checked(&stream.0, grid, &args)
     }
@@ -51,10 +56,7 @@ impl<K: Kernel> Loaded<K> {
     /// As [`launch`](Self::launch), after zeros in `raised`, memory of the arguments that the kernel raises to a maximum. What is refused before
     /// anything is enqueued leaves them as they were.
     #[track_caller]
-    pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()>
-    where
-        K: Signature,
-    {
+    pub(crate) fn launch_on_zeros(&self, stream: &Stream, args: K::Args<'_>, raised: &[BufferAccess<'_>]) -> Result<()> {
         let grid = self.check(&stream.0, &args)?;
         let caller = Location::caller();
         for access in raised.iter().filter(|access| access.bytes != 0) {
@@ -65,15 +67,12 @@ impl<K: Kernel> Loaded<K> {
     }
 
     /// What can be refused before anything is enqueued.
-    fn check(&self, stream: &Arc<StreamInner>, args: &K::Args<'_>) -> Result<Grid>
-    where
-        K: Signature,
-    {
+    fn check(&self, stream: &Arc<StreamInner>, args: &K::Args<'_>) -> Result<Grid> {
         if !Arc::ptr_eq(&self.runtime, &stream.runtime) {
             return Err(Error::ForeignRuntime { what: "Loaded::launch" });
         }
         let limits = self.runtime.properties(stream.id.device).limits;
-        let grid = K::grid(args, &limits).map_err(|error| Error::Argument { kernel: self.info.name, error })?;
+        let grid = (self.grid)(args, &limits).map_err(|error| Error::Argument { kernel: self.info.name, error })?;
         self.check_memory(stream, args)?;
         if grid.blocks() != 0 {
             limits::check(&self.info, grid, &limits)?;
@@ -83,10 +82,7 @@ impl<K: Kernel> Loaded<K> {
     }
 
     #[track_caller]
-    fn launch_checked(&self, stream: &Arc<StreamInner>, grid: Grid, args: &K::Args<'_>) -> Result<()>
-    where
-        K: Signature,
-    {
+    fn launch_checked(&self, stream: &Arc<StreamInner>, grid: Grid, args: &K::Args<'_>) -> Result<()> {
         if grid.blocks() == 0 {
             return Ok(());
         }
@@ -94,7 +90,7 @@ impl<K: Kernel> Loaded<K> {
         let (_enqueue, caller) = (self.runtime.enqueue(), Location::caller());
         order(stream, args)?;
         stream.note(self.info.name, Some(caller));
-        let body = oxtile_emulator::replacement::of(self.info.name, self.info.family).unwrap_or(K::emulate);
+        let body = oxtile_emulator::replacement::of(self.info.name, self.info.family).unwrap_or(self.emulate);
         let launch = KernelLaunch { info: &self.info, function, body, grid, args, caller };
         self.runtime.backend.launch(stream.id, &launch)
     }
@@ -125,10 +121,7 @@ impl<K: Kernel> Loaded<K> {
         Ok(*slot.get_or_init(|| function))
     }
 
-    fn check_memory(&self, stream: &StreamInner, args: &K::Args<'_>) -> Result<()>
-    where
-        K: Signature,
-    {
+    fn check_memory(&self, stream: &StreamInner, args: &K::Args<'_>) -> Result<()> {
         let mut result = Ok(());
         args.accesses(&mut |access| {
             if result.is_ok() {
@@ -230,7 +223,7 @@ pub(crate) fn instances_of<'a>(access: &BufferAccess<'a>) -> Option<&'a Instance
     owner.downcast_ref()
 }
 
-impl<K> fmt::Debug for Loaded<K> {
+impl<K: Signature> fmt::Debug for Loaded<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loaded").field("kernel", &self.info.name).finish_non_exhaustive()
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockRea
 use std::time::Duration;
 
 use oxtile_emulator::Mode;
-use oxtile_tile::launch::{Kernel, KernelInfo};
+use oxtile_tile::launch::{Kernel, KernelInfo, Signature};
 
 use super::backend::{Backend, DeviceProperties, EventId, FunctionId, StreamId};
 use super::cuda;
@@ -168,7 +168,10 @@ impl Runtime {
             let why = format!("{without_cuda}; the CPU emulator needs the feature `emulator` of `oxtile`");
             return Err(Error::Invalid { what: "a runtime", why });
         }
-        Ok(AutoRuntime { runtime: Self::emulated_fast(1)?, reason: format!("the CPU emulator, since {without_cuda}") })
+        Ok(AutoRuntime {
+            runtime: Self::emulated_fast(1)?,
+            reason: format!("the CPU emulator, fast (Runtime::checked looks for races), since {without_cuda}"),
+        })
     }
 
     /// Whether there are any compiled kernels that run on the first device; virtual GPUs need none.
@@ -206,7 +209,7 @@ impl Runtime {
     ///
     /// # Errors
     /// On CUDA what [`KernelLibrary::find`] may give; on the emulator none.
-    pub fn load<K: Kernel>(&self) -> Result<Loaded<K>> {
+    pub fn load<K: Kernel + Signature>(&self) -> Result<Loaded<K>> {
         Loaded::new(&self.0)
     }
 }

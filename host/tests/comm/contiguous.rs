@@ -43,7 +43,7 @@ fn tell_grid(_: &TellRanksArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchErro
 const LEN: u32 = 40;
 
 /// The kernels of a world's runtime.
-fn load<K: oxtile_tile::launch::Kernel>(all: &Arenas) -> oxtile::Loaded<K> {
+fn load<K: oxtile_tile::launch::Kernel + oxtile_tile::launch::Signature>(all: &Arenas) -> oxtile::Loaded<K> {
     all.world.runtime.load().unwrap()
 }
 

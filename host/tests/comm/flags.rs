@@ -1,15 +1,18 @@
 //! Kernels that wait for chunks which copies bring, and kernels that tell other ranks of theirs.
 
-use oxtile::symmetric::{Flags, SymmetricBuffer};
-use oxtile::{Buffer, Error, Graph, Loaded, PinnedBuffer, Result, Stream};
+use std::time::Duration;
+
+use oxtile::runtime::Mode;
+use oxtile::symmetric::{ArenaOptions, Flags, SymmetricBuffer};
+use oxtile::{Buffer, EmulatedOptions, Error, Graph, Loaded, PinnedBuffer, Result, Stream, testing};
 use oxtile_tile::arch::{GlobalMemory, Target};
 use oxtile_tile::arrivals::{Arrivals, LINE, Signals, Waits};
 use oxtile_tile::flag::{Outcome, Patience};
 use oxtile_tile::pipeline::{self, Mbarrier};
 use oxtile_tile::prelude::*;
 
-use crate::arenas::Arenas;
-use crate::support::{numbers, seeds};
+use crate::arenas::{Arenas, options};
+use crate::support::{World, numbers, seeds};
 
 /// Words of a chunk.
 const CHUNK: u32 = 64;
@@ -161,8 +164,9 @@ struct Program {
 }
 
 impl Program {
-    fn new(size: u32, seed: u64, by: By, bug: Bug) -> Result<Self> {
-        let all = Arenas::new(size, seed);
+    fn new(world: World, by: By, bug: Bug) -> Result<Self> {
+        let all = Arenas::over(world, ArenaOptions { deadline: Duration::from_secs(30), ..options() });
+        let size = all.world.size().get();
         let (sum, deliver) = (all.world.runtime.load()?, all.world.runtime.load()?);
         let mut sides = Vec::new();
         for (i, arena) in all.arenas.iter().enumerate() {
@@ -251,10 +255,15 @@ impl Program {
     }
 }
 
-/// Rounds of the program, with other numbers each time: enqueued anew, or a graph of the first call replayed.
 fn run(size: u32, seed: u64, by: By, bug: Bug, captured: bool) -> Result<()> {
+    run_on(World::new(size, seed), by, bug, captured, seed)
+}
+
+/// Rounds of the program, with other numbers each time: enqueued anew, or a graph of the first call replayed.
+fn run_on(world: World, by: By, bug: Bug, captured: bool, seed: u64) -> Result<()> {
     const ROUNDS: u32 = 4;
-    let mut program = Program::new(size, seed, by, bug)?;
+    let size = world.size().get();
+    let mut program = Program::new(world, by, bug)?;
     let indices = 0..size as usize;
     let mut graphs = Vec::new();
     for i in indices.clone().filter(|_| captured) {
@@ -329,4 +338,17 @@ fn what_is_wrong_is_reported_under_every_seed() {
         assert_eq!(run(2, 5, by, bug, true).unwrap_err().to_string(), found[5].as_ref().unwrap_err().to_string(), "{bug:?} by {by:?}");
     }
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// Of two devices a schedule is shrunk as of one, and told in words: races of kernels with streams of either device, and of streams.
+#[test]
+fn what_is_wrong_is_told_in_a_few_lines() {
+    let told = [(Bug::NoWait, ": race"), (Bug::SignalFirst, ": race"), (Bug::FreeBeforeClear, ": stream race")];
+    for (bug, words) in told {
+        let options = EmulatedOptions { devices: 2, mode: Mode::Check, seed: Some(5), ..EmulatedOptions::default() };
+        let shrunk = testing::shortest_schedule(&options, |runtime| run_on(World::over(runtime.clone()), By::Copies, bug, false, 5));
+        let report = shrunk.expect_err("a bug is reported");
+        let (_, schedule) = report.split_once("\n  the shortest schedule that fails ").unwrap_or_else(|| panic!("{bug:?}: {report}"));
+        assert!(schedule.contains(words) && schedule.lines().count() <= 12, "{bug:?}: {report}");
+    }
 }

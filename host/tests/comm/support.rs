@@ -31,8 +31,12 @@ impl World {
 
     /// A rank a device.
     pub fn with(options: EmulatedOptions) -> Self {
-        let size = options.devices;
-        let runtime = Runtime::emulated_with(options).unwrap();
+        Self::over(Runtime::emulated_with(options).unwrap())
+    }
+
+    /// A rank a device of a runtime.
+    pub fn over(runtime: Runtime) -> Self {
+        let size = runtime.device_count();
         let ranks = EmulatedCommunicator::world_of(&runtime, WorldSize::new(size).unwrap()).unwrap();
         let streams = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
         Self { runtime, ranks, streams }

@@ -152,7 +152,7 @@ fn auto_gives_a_reason() {
         (Ok(_), Kind::Emulated) => assert!(choice.reason.contains("build-ptx"), "{}", choice.reason),
         (Err(error), kind) => {
             assert_eq!(kind, Kind::Emulated);
-            assert_eq!(choice.reason, format!("the CPU emulator, since {error}"));
+            assert_eq!(choice.reason, format!("the CPU emulator, fast (Runtime::checked looks for races), since {error}"));
             assert!(error.to_string().starts_with("CUDA is not available: "), "{error}");
         }
     }
