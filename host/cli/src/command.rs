@@ -53,6 +53,7 @@ pub fn run(request: Request, out: &mut dyn Write) -> Result<(), Error> {
             Some((report, output)) => deliver(out, &report, request.json, [output]),
             None => Ok(()),
         },
+        Request::Overlap(request) if request.leaves_out_its_format() => Err(Error::Format),
         Request::Overlap(request) => match request.operation {
             Operation::AllGather => print_report(out, &overlap::run(&request).map_err(Error::Overlap)?, request.json),
             Operation::Gradients => print_report(out, &gradients::run(&request).map_err(Error::Overlap)?, request.json),

@@ -49,6 +49,9 @@ pub enum Error {
     /// A product that cannot be planned.
     #[error("--plan: {0}")]
     Overlap(oxtile::Error),
+    /// A format of what travels where elements do.
+    #[error("--format is of gathered operands: leave it out, or take --operation all-gather")]
+    Format,
     /// Shards that cannot be made.
     #[error(transparent)]
     Shard(#[from] ShardError),

@@ -87,6 +87,32 @@ fn packed_files() {
     }
 }
 
+/// Sequences whose queries and keys have other lengths, longer and shorter ones, to which all of their queries attend.
+#[test]
+fn packed_files_of_other_lengths() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arrays = [("cu_seqlens_q", [0, 199, 517]), ("cu_seqlens_kv", [0, 438, 517])].map(|(name, sums)| array(name, &sums));
+    write(&folder.path().join("in"), &[tensors([1, 528, 1, 64], true), arrays.into()].concat());
+    attend(folder.path(), "one", "--backward --device emulated").expect("one device");
+    for (schedule, ranks) in [("fused", 2), ("pull", 2), ("gather", 3)] {
+        let options = format!("--backward --device emulated --context-parallel {schedule} --ranks {ranks}");
+        attend(folder.path(), "many", &options).expect(schedule);
+        expect(folder.path(), "many", false, &format!("{schedule} on {ranks}"));
+    }
+}
+
+/// What would change the result and is not taken is refused, not left out in silence.
+#[test]
+fn a_bias_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let bias = ("bias", "BF16", vec![1, 2, 24, 24], bytes(&random(1152, 5)));
+    write(&folder.path().join("in"), &[tensors([1, 24, 2, 64], false), vec![bias]].concat());
+    for options in ["--device emulated", "--context-parallel ring --ranks 2"] {
+        let error = attend(folder.path(), "out", options).expect_err("there is no such option");
+        assert!(error.contains("`bias`") && error.contains("no additive bias"), "{error}");
+    }
+}
+
 /// Fewer queries than keys, of 16-bit floats, on a full mask; and a file without rows.
 #[test]
 fn other_files() {

@@ -117,6 +117,9 @@ fn bad_sizes_are_refused() {
     let done = plan([0, 64, 64], 4, &[]);
     assert_eq!(done.status.code(), Some(2));
     assert!(stderr(&done).contains("invalid value '0,64,64' for '--plan <M,N,K>': it is not M,N,K"), "{}", stderr(&done));
+    let done = plan([64, 64, 64], 4, &["--operation", "gradients", "--format", "nvfp4"]);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(stderr(&done).contains("--format is of gathered operands"), "{}", stderr(&done));
 }
 
 #[test]

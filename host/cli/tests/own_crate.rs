@@ -14,7 +14,7 @@ fn blocks(language: &str) -> Vec<&'static str> {
     PAGE.split(&begin).skip(1).map(|after| after.split("```").next().unwrap_or_default()).collect()
 }
 
-/// Runs lines of a shell where nothing is left of the surrounding build but a target folder, so that what a crate depends on is compiled once.
+/// Runs lines of a shell where nothing is left of the surrounding build but its target folder and what its profile says of all crates: what both depend on is compiled once.
 fn shell(folder: &Path, lines: &str) -> Output {
     let program = Path::new(env!("CARGO_BIN_EXE_oxtile")).parent().expect("a folder");
     let path = env::join_paths([program.to_owned()].into_iter().chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())));
@@ -23,9 +23,16 @@ fn shell(folder: &Path, lines: &str) -> Output {
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_") && name != "CARGO_HOME") {
         sh.env_remove(name);
     }
-    // No debugger runs it.
-    sh.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    sh.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("own-crate")).output().expect("a shell")
+    for (name, value) in env::vars_os().filter(|(name, _)| name == "CARGO_PROFILE_DEV_DEBUG") {
+        sh.env(name, value);
+    }
+    sh.env("CARGO_PROFILE_DEV_LTO", "off");
+    sh.env("CARGO_TARGET_DIR", target()).output().expect("a shell")
+}
+
+/// The target folder of the surrounding build.
+fn target() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is within the target folder")
 }
 
 fn passed(output: Output) -> String {
@@ -72,6 +79,17 @@ fn the_page_makes_a_crate_that_passes_and_builds() {
     replace(&crate_folder.join("src/scale.rs"), "-factor * input", "factor * input");
     fs::remove_file(crate_folder.join("tests/stale.rs")).expect("the file that was written");
 
+    // An instance that is not there is one error, where it is loaded, and none where it is launched.
+    let kernel = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gpu/tile/tests/ui/uncompiled_instance.rs"));
+    let (kernel, _) = kernel.as_ref().expect("a file").split_once("fn launched").expect("a kernel before it");
+    let launch = "#[test]\nfn launched() {\n    let runtime = oxtile::Runtime::checked(1).unwrap();\n    let stream = runtime.device(0).unwrap().stream().unwrap();\n    let mut output = oxtile::Buffer::<bf16>::uninitialised(&stream, 1).unwrap();\n    runtime.load::<Fill<bf16>>().unwrap().launch(&stream, FillArgs { output: output.view_mut() }).unwrap();\n}\n";
+    fs::write(crate_folder.join("tests/missing.rs"), format!("{kernel}{launch}")).expect("a writable file");
+    let output = shell(&crate_folder, "cargo test --quiet --test missing");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let errors: Vec<_> = text.lines().filter(|line| line.starts_with("error[")).collect();
+    assert!(matches!(errors[..], [error] if error.contains("is not a compiled kernel instance")), "{text}");
+    fs::remove_file(crate_folder.join("tests/missing.rs")).expect("the file that was written");
+
     // What an emulated run records, the program explains.
     passed(shell(&crate_folder, "OXTILE_EXPLAIN=$PWD/records cargo test --quiet"));
     let text = passed(shell(&crate_folder, "oxtile explain scale --records records --kernels $CARGO_TARGET_DIR/oxtile/kernels"));
@@ -104,4 +122,7 @@ fn the_page_makes_a_crate_that_passes_and_builds() {
     let output = shell(&crate_folder, "oxtile build");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("scale "), "{output:?}");
+
+    // Programs of this checkout look there for kernels.
+    fs::remove_dir_all(target().join("oxtile/kernels/mykernels")).expect("the kernels that were built");
 }

@@ -27,6 +27,13 @@ pub struct Overlap {
     pub json: bool,
 }
 
+impl Overlap {
+    /// Whether a format is asked for that the operation does not have.
+    pub fn leaves_out_its_format(&self) -> bool {
+        self.operation != Operation::AllGather && self.format != Travels::Bf16
+    }
+}
+
 /// What travels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Operation {

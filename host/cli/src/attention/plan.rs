@@ -24,6 +24,14 @@ pub enum PlanError {
         /// Its name.
         name: &'static str,
     },
+    /// A tensor that another library would add to the scores, or drop some of them by.
+    #[error(
+        "there is a tensor `{name}`: attention has no additive bias, no mask of elements and no dropout: leave it out, or give --causal or --window"
+    )]
+    NotTaken {
+        /// Its name.
+        name: &'static str,
+    },
     /// A tensor has the wrong type.
     #[error("tensor `{name}` is {found}: it must be {allowed}")]
     Dtype {
@@ -107,6 +115,9 @@ impl Plan {
         let find = |name: &str| input.tensors().iter().find(|tensor| tensor.name == name).cloned();
         let need = |name: &'static str| find(name).ok_or(PlanError::Missing { name, why: "the file holds q, k and v" });
         let (q, k, v) = (need("q")?, need("k")?, need("v")?);
+        if let Some(name) = ["bias", "attn_bias", "mask", "attn_mask", "dropout"].into_iter().find(|name| find(name).is_some()) {
+            return Err(PlanError::NotTaken { name });
+        }
         if !matches!(q.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err(PlanError::Dtype { name: "q", found: q.dtype, allowed: "BF16 or F16" });
         }
