@@ -123,8 +123,8 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
     }
 
     /// Says where the sequences of a batch lie among the tokens of all ranks, if the layout is packed: sums of lengths in device memory, which the host does not read.
-    /// It serves all passes that are enqueued after it, of all layers, until it is called again: a backward pass after the forward pass of another batch needs its own call. Padded lengths are multiples of the chunks of all ranks; rows that are in no whole chunk are cut. With a
-    /// causal mask queries and keys are the same.
+    /// It serves all passes that are enqueued after it, of all layers, until it is called again: a backward pass after the forward pass of another batch needs its own call. Padded lengths are multiples of the chunks of all ranks; rows that are in no whole chunk are cut: where the
+    /// host has the lengths, [`StepSequences::on_host`](crate::thd::StepSequences::on_host) finds such ones. With a causal mask queries and keys are the same.
     ///
     /// # Errors
     /// [`Error::Invalid`] for another layout; [`Error::Length`] for arrays that do not have one more element than there are sequences.

@@ -84,15 +84,20 @@ pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, directi
         return Some(format!("{keys} rows of packed keys: its kernel counts blocks of {KEYS} in 16 bits: take pull, gather or all-to-all"));
     }
     match direction {
-        Direction::Forward => attention.arriving::<T>().err(),
+        Direction::Forward => attention.arriving::<T>().err().map(or_another),
         Direction::Backward if config.is_packed() && !config.has_slots() => {
             let AttentionConfig { keys, batches, .. } = attention;
             Some(format!(
                 "{batches} sequences in {keys} rows: gradients of each chunk take whole blocks of {KEYS} keys: take pull, gather or all-to-all"
             ))
         }
-        Direction::Backward => attention.arriving_backward::<T>(attention.keys / config.partition.chunks(world)).err(),
+        Direction::Backward => attention.arriving_backward::<T>(attention.keys / config.partition.chunks(world)).err().map(or_another),
     }
+}
+
+/// Why its kernels are not there, with what to take instead.
+fn or_another(why: String) -> String {
+    format!("{why}: take pull, gather or all-to-all")
 }
 
 impl<T: ContextElement> Fused<T> {

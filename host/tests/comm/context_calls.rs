@@ -214,6 +214,7 @@ fn traded_heads_and_gathered_keys_have_the_bits_of_one_device() {
         Case::new(2, shared).by(Schedule::AllToAll),
         Case { lengths: lengths.clone(), ..Case::new(2, packed).by(Schedule::AllToAll) },
         Case { lengths, ..Case::new(2, AttentionConfig { mask: Mask::CausalBottomRight, ..packed }).by(Schedule::Gather) },
+        Case::new(2, dense).by(Schedule::Gather),
     ];
     for case in cases {
         let whole = case.whole();

@@ -156,7 +156,7 @@ fn what_is_not_taken_is_refused() {
     let of = |attention| ContextParallelConfig::new(attention).by(Schedule::Fused);
     let forward = |attention| ContextParallelConfig { backward: Schedule::Ring, ..of(attention) };
     let window = Window { left: Some(5), right: None };
-    refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window"]);
+    refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window: take pull, gather or all-to-all"]);
     refused(of(AttentionConfig { sink: Sink::OffByOne, ..BASE }), true, ["fused", "sink"]);
     refused(of(AttentionConfig { max_logit: true, ..BASE }), true, ["fused", "max_logit"]);
     refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "1 sequences in 48 rows"]);

@@ -9,7 +9,7 @@ use oxtile::comm::{HostRank, Member, Rank, Team, WorldSize};
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::{bf16, f16};
 use oxtile::runtime::Kind;
-use oxtile::symmetric::{Arena, ArenaOptions};
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Graph, Result, Stream};
 
 use crate::context_case::{Case, Element, Tensors};
@@ -80,7 +80,9 @@ fn cases(ranks: u32, by: By, is_virtual: bool, options: &ArenaOptions) -> Vec<Ca
             let fused =
                 [AttentionConfig { head_size: 128, ..causal }, AttentionConfig { layout: Layout::Sbhd, batches: 2, ..config(0, heads) }];
             let fused = fused.map(|config| case(AttentionConfig { queries: whole, keys: whole, ..config }, Schedule::Fused));
-            let fused = fused.into_iter().filter(|_| is_virtual || !options.share_devices);
+            // They want one range of addresses of all ranks, and a GPU each.
+            let has_range = !options.share_devices && options.backend == BackendName::Vmm;
+            let fused = fused.into_iter().filter(|_| is_virtual || has_range);
             all.into_iter().chain([contiguous(case(sunk, Schedule::Pull))]).chain(fused).collect()
         }
         By::Puts => {

@@ -102,7 +102,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// How long a program may take.
-fn limit_of(case: &str) -> Duration {
+pub fn limit_of(case: &str) -> Duration {
     if case.starts_with("context") { LONG_LIMIT } else { LIMIT }
 }
 

@@ -11,7 +11,7 @@ use oxtile::symmetric::{Arena, Epoch, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
 use crate::faults::strike;
-use crate::gpu::{self, BACKEND, LIMIT, QUEUES, device, later, numbers, options, threads};
+use crate::gpu::{self, BACKEND, QUEUES, device, later, numbers, options, threads};
 use crate::watch::doing;
 use crate::{all_gpus, ranks};
 
@@ -36,7 +36,7 @@ pub fn trials() -> Vec<Trial> {
             let variables = [QUEUES, (BACKEND, "nccl"), ("NCCL_NVLS_ENABLE", "0")];
             let _alone = all_gpus();
             for (rank, child) in ranks::start(world, &format!("nccl:{name}"), &variables).into_iter().enumerate() {
-                let (code, said) = ranks::end(child, LIMIT);
+                let (code, said) = ranks::end(child, gpu::limit_of(name));
                 let is_killed = name.starts_with("killed") && rank == 1;
                 if code != Some(0) && !is_killed {
                     return Err(Failed::from(format!("rank {rank} ended with {code:?} and said {said:?}")));
@@ -46,7 +46,7 @@ pub fn trials() -> Vec<Trial> {
         };
         Trial::test(format!("nccl::{name}::{world}"), test).with_ignored_flag(missing.is_some())
     };
-    let trials = vec![case("threads-2", 1), case("process", 2), case("silence", 1), case("collectives", 1)];
+    let trials = vec![case("threads-2", 1), case("process", 2), case("silence", 1), case("collectives", 1), case("context", 2)];
     let connected = ["connected", "connected-unheard", "killed", "killed-unheard"].map(|name| case(name, 2));
     let trials: Vec<_> = trials.into_iter().chain(connected).collect();
     if let Some(reason) = &missing {

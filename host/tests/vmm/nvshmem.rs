@@ -11,6 +11,7 @@ use oxtile::comm::{HostRank, Rank, Team};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, SymmetricError};
 use oxtile::{Error, Result, Runtime};
 
+use crate::context::{self, By};
 use crate::gpu::{self, BACKEND, QUEUES, options, process, program, silence};
 use crate::watch::doing;
 use crate::{all_gpus, ranks};
@@ -46,7 +47,7 @@ pub fn trials() -> Vec<Trial> {
         let test = move || lacking.map_or_else(|| run(name, world), |why| Err(why.into()));
         Trial::test(format!("nvshmem::{name}::{world}"), test).with_ignored_flag(is_skipped)
     };
-    [("process", 2), ("process", 4), ("silence", 2)].map(case).into()
+    [("process", 2), ("process", 4), ("silence", 2), ("context", 2)].map(case).into()
 }
 
 /// Whether there is a library, by the name that an arena loads it by.
@@ -82,6 +83,7 @@ pub fn child(case: &str) -> ExitCode {
     gpu::run_within(LIMIT, || match case {
         "process" => process(&rank),
         "silence" => process(&|rank| join(&rank).and_then(|()| silence(rank))),
+        "context" => process(&|rank| join(&rank).and_then(|()| context::program(rank, patient(), By::Memory))),
         _ => panic!("{case}"),
     })
 }
