@@ -80,11 +80,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     }
 
     /// This member's shard of the gathered operand, in the place of the next call: write all of it, by work on `stream`, then [run](Self::run) the product. What was
-    /// there before is not kept. May be captured.
+    /// there before is not kept. No other product on the memory takes that place before this one is run or dropped. May be captured.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where shards are columns of the operand as it is stored: there [`copy_shard`](Self::copy_shard) serves; what ended the
-    /// arena.
+    /// [`Error::Invalid`] where shards are columns of the operand as it is stored: there [`copy_shard`](Self::copy_shard) serves; where the shard of another product lies in the place, or the call that had it
+    /// is not finished; what ended the arena.
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut Buffer<T>> {
         const WHAT: &str = "GatheredProduct::shard";
         if self.shards.is_none() {
@@ -189,7 +189,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             }
             // Before the launch that waits for the others' puts: queues of the device may be shared.
             self.of.transfer().put(&places[place], place, |chunk| vec![chunk.copy(self.of.schedule.stored()[1], size)])?;
-            inner.begun(turn)
+            inner.copies_enqueued(turn)
         };
         inner.arena.or_abort(compute, what, put())
     }

@@ -266,7 +266,7 @@ impl Inner {
     }
 
     /// The copies of call `turn` are enqueued: its place is not given out again before it is [finished](Self::finished).
-    pub fn begun(&self, turn: u64) -> Result<Begun> {
+    pub fn copies_enqueued(&self, turn: u64) -> Result<Begun> {
         let put = self.out.mark()?;
         lock(&self.state).under_way[place_of(turn)] = true;
         Ok(Begun { turn, put })

@@ -55,7 +55,7 @@ where
     /// [run](Self::run) the product. What was there before is not kept. May be captured.
     ///
     /// # Errors
-    /// What ended the arena.
+    /// As [`GatheredProduct::shard`](super::GatheredProduct::shard), but for columns.
     pub fn shard(&mut self, stream: &Stream) -> Result<&mut QuantizedTensor<F>> {
         let turn = self.given.give(stream, "QuantizedProduct::shard")?;
         Ok(&mut self.pieces[place_of(turn)][0].tensor)

@@ -96,7 +96,8 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// As [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`](crate::Error::Invalid) where the shard of a gathered product lies in the place of this call, or the call that had it is not finished; as [`Bound::run`](crate::Bound::run); what
+    /// ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         self.call.run(compute, "ScatteredProduct::run")
     }
@@ -156,7 +157,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                 inner.out.wait(&compute.mark()?)?;
                 sent.put(inner, &places[place], place)?;
             }
-            inner.begun(turn)
+            inner.copies_enqueued(turn)
         };
         let sent = send();
         inner.arena.or_abort(compute, what, sent)
