@@ -29,6 +29,8 @@ pub struct Batch<'a> {
     arena: &'a Arena,
     stream: &'a Stream,
     operations: Vec<Operation<'a>>,
+    /// Whether it waits for the kernels' verdict: once serves, since no kernel comes between its operations.
+    is_answered: bool,
 }
 
 enum Operation<'a> {
@@ -45,7 +47,7 @@ impl Operation<'_> {
 
 impl<'a> Batch<'a> {
     pub(super) fn new(arena: &'a Arena, stream: &'a Stream) -> Self {
-        Self { arena, stream, operations: Vec::new() }
+        Self { arena, stream, operations: Vec::new(), is_answered: false }
     }
 
     /// As [`Arena::signal`].
@@ -119,7 +121,9 @@ impl<'a> Batch<'a> {
     /// Later work of the stream is done only if every wait of the kernels before it was answered: what it would tell other ranks of is garbage otherwise.
     #[track_caller]
     pub(crate) fn answered(mut self) -> Self {
-        self.operations.push(Operation::Word(self.arena.0.wait_for_no_verdict(Location::caller()), None));
+        if !std::mem::replace(&mut self.is_answered, true) {
+            self.operations.push(Operation::Word(self.arena.0.wait_for_no_verdict(Location::caller()), None));
+        }
         self
     }
 

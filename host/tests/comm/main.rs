@@ -8,7 +8,7 @@
 //! | `gathers`, `in_place`, `places`, `shards` | gathers: by copy engines; from where shards lie; places that outlive epochs; of quantized shards |
 //! | `declared`, `mismatches` | ranks that call different things |
 //! | `batch`, `rows`, `handover`, `flags`, `contiguous`, `exchange`, `graphs` | batches; rows of matrices; signals in graphs; kernels that wait for flags; one range of addresses; messages by kernels; graphs |
-//! | `overlap`, `overlap_calls` | products whose operand is gathered meanwhile: their bits; several of them, and what goes wrong |
+//! | `overlap`, `overlap_case`, `overlap_calls` | products whose operand is gathered meanwhile: their bits, and those of a plain product; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `reduced` | products whose sum all ranks get |
 //! | `rounds` | rounds of calls of either, for both |
@@ -82,6 +82,7 @@ mod one_sided;
 mod overlap;
 mod overlap_bugs;
 mod overlap_calls;
+mod overlap_case;
 mod overlap_kept;
 mod overlap_model;
 mod overlap_quantized;

@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use half::bf16 as Half;
 use oxtile::comm::{Member, Team};
-use oxtile::gemm::{Gemm, GemmConfig};
+use oxtile::gemm::GemmConfig;
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Global, Method, OverlapConfig, OverlapMemory};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Method, OverlapConfig, OverlapMemory};
 use oxtile::symmetric::{ArenaOptions, PutOrder};
 use oxtile::{Buffer, Graph, PinnedBuffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
+use crate::overlap_case::Problem;
+pub use crate::overlap_case::{by, cut, last};
 use crate::support::seeds;
-use crate::values::values;
 
 /// A program of every rank.
 #[derive(Clone, Copy, Debug)]
@@ -41,40 +42,25 @@ impl Case {
         ArenaOptions { bytes: 1 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
     }
 
+    fn problem(&self) -> Problem {
+        Problem { ranks: self.ranks, config: self.config }
+    }
+
     /// The product of a rank on the gathered operand.
     pub fn product(&self) -> GemmConfig {
-        self.config.product(oxtile::comm::WorldSize::new(self.ranks).unwrap()).unwrap()
+        self.problem().product()
     }
 
-    /// Elements along the gathered dimension and along the other, and whether shards are rows of the operand as it is stored.
-    fn gathered(&self) -> ([u64; 2], bool) {
-        let AllGatherConfig { sizes: Global { m, n, k }, transpose_a, transpose_b, .. } = self.config;
-        match self.config.gathers {
-            Gathers::Rows => ([m, k], !transpose_a),
-            Gathers::SumOfA => ([k, m], transpose_a),
-            Gathers::SumOfB => ([k, n], !transpose_b),
-        }
-    }
-
-    /// The shard of a rank of the operand in a round, without gaps.
     pub fn shard(&self, operand: &[Half], rank: u32) -> Vec<Half> {
-        let ([gathered, other], are_rows) = self.gathered();
-        let extent = gathered.div_ceil(self.ranks.into());
-        let [start, end] = [rank, rank + 1].map(|of| (u64::from(of) * extent).min(gathered) as usize);
-        if are_rows {
-            return operand[start * other as usize..end * other as usize].to_vec();
-        }
-        operand.chunks(gathered as usize).flat_map(|row| row[start..end].to_vec()).collect()
+        self.problem().shard(operand, rank)
     }
 
     pub fn operand(&self, round: u64) -> Vec<Half> {
-        let ([gathered, other], _) = self.gathered();
-        values(1000 + round, gathered * other)
+        self.problem().operand(round)
     }
 
     pub fn weight(&self, rank: u32) -> Vec<Half> {
-        let GemmConfig { m, n, k, .. } = self.product();
-        values(rank.into(), k * if self.config.gathers == Gathers::SumOfB { m } else { n })
+        self.problem().weight(rank)
     }
 
     /// What a rank's result is to be in each round: by the plain product.
@@ -84,56 +70,9 @@ impl Case {
 
     /// The same of gathered operands.
     pub fn expected_of(&self, method: Method, rank: u32, operands: &[Vec<Half>]) -> Result<Vec<Vec<u16>>> {
-        let (runtime, config) = (Runtime::emulated(1)?, self.product());
-        let stream = runtime.device(0)?.stream()?;
-        let extent = config.m.div_ceil(self.ranks.into());
-        let of_operand = |operand: &Vec<Half>| {
-            let (gathered, weight) = (operand.clone(), self.weight(rank));
-            let (a, b) = if self.config.gathers == Gathers::SumOfB { (weight, gathered) } else { (gathered, weight) };
-            let rows = |rows: std::ops::Range<u64>| a[(rows.start * config.k) as usize..(rows.end * config.k) as usize].to_vec();
-            match method {
-                Method::Sequential => multiply(&stream, &Gemm::new(&runtime, config)?, config, a, b),
-                Method::Fused => {
-                    let (config, a, b) = self.rotated(config, rank, a, b);
-                    multiply(&stream, &whole(&runtime, config)?, config, a, b)
-                }
-                Method::Chunked => {
-                    let shards = (0..u64::from(self.ranks)).map(|of| (of * extent).min(config.m)..((of + 1) * extent).min(config.m));
-                    let product = |shard: std::ops::Range<u64>| {
-                        let config = GemmConfig { m: shard.end - shard.start, ..config };
-                        multiply(&stream, &Gemm::new(&runtime, config)?, config, rows(shard), b.clone())
-                    };
-                    shards.map(product).collect::<Result<Vec<_>>>().map(|parts| parts.concat())
-                }
-            }
-        };
-        operands.iter().map(of_operand).collect()
-    }
-
-    /// Operands of which the sum begins with the rank's own part, in whole steps of 64.
-    fn rotated(&self, config: GemmConfig, rank: u32, a: Vec<Half>, b: Vec<Half>) -> (GemmConfig, Vec<Half>, Vec<Half>) {
-        if self.config.gathers == Gathers::Rows {
-            return (config, a, b);
-        }
-        let k = config.k.next_multiple_of(64);
-        let first = (u64::from(rank) * config.k.div_ceil(self.ranks.into())).next_multiple_of(64);
-        let first = if first < k { first as usize } else { 0 };
-        // Rows along the sum, or along the other dimension.
-        let turn = |mut matrix: Vec<Half>, width: u64, is_along: bool| {
-            let along = |row: &[Half]| {
-                let mut row = row.to_vec();
-                row.resize(k as usize, Half::ZERO);
-                row.rotate_left(first);
-                row
-            };
-            if is_along {
-                return matrix.chunks(config.k as usize).flat_map(along).collect();
-            }
-            matrix.resize((k * width) as usize, Half::ZERO);
-            matrix.rotate_left(first * width as usize);
-            matrix
-        };
-        (GemmConfig { k, ..config }, turn(a, config.m, !config.transpose_a), turn(b, config.n, config.transpose_b))
+        let stream = Runtime::emulated(1)?.device(0)?.stream()?;
+        let halves = |words: Vec<u32>| words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
+        operands.iter().map(|operand| self.problem().multiplied::<bf16, bf16>(&stream, method, rank, operand).map(halves)).collect()
     }
 
     /// Runs it, and compares every rank's result of every round.
@@ -205,35 +144,6 @@ struct Side {
 
 pub fn member(all: &Arenas, i: usize) -> Member {
     Team::all(all.world.size()).member(all.arenas[i].rank()).unwrap()
-}
-
-fn multiply(stream: &Stream, gemm: &Gemm<bf16, bf16>, config: GemmConfig, a: Vec<Half>, b: Vec<Half>) -> Result<Vec<u16>> {
-    let (a, b) = (Buffer::from_slice(stream, &a)?, Buffer::from_slice(stream, &b)?);
-    let mut d = Buffer::<bf16>::zeros(stream, config.m * config.n)?;
-    gemm.run(stream, a.view(), b.view(), None, d.view_mut())?;
-    Ok(d.to_vec_as::<Half>(stream)?.into_iter().map(Half::to_bits).collect())
-}
-
-/// The product whose tiles are not split.
-fn whole(runtime: &Runtime, config: GemmConfig) -> Result<Gemm<bf16, bf16>> {
-    let plans = config.plans::<bf16, bf16>(&runtime.device(0)?);
-    Gemm::planned(runtime, config, *plans.iter().find(|plan| plan.parts == 1).expect("a plan is not split"))
-}
-
-/// Shards in so many panels of so many slabs each.
-pub const fn cut(panels: u32, slabs: u32) -> Cut {
-    Cut { panels, slabs, halving: false, last_only: false }
-}
-
-/// As [`cut`], with slabs of the last panel alone.
-pub const fn last(panels: u32, slabs: u32) -> Cut {
-    Cut { last_only: true, ..cut(panels, slabs) }
-}
-
-/// By rows of a row-major operand, with a method.
-pub fn by(method: Method, cut: Option<Cut>, [m, n, k]: [u64; 3]) -> AllGatherConfig {
-    let overlap = OverlapConfig { method: Some(method), cut, ..OverlapConfig::default() };
-    AllGatherConfig { overlap, ..AllGatherConfig::new(Global { m, n, k }) }
 }
 
 #[test]

@@ -8,36 +8,21 @@ use oxtile::comm::{ArenaRank, HostRank, Rank, Team, WorldSize};
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Global, Method, OverlapConfig, OverlapMemory};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Global, Method, OverlapMemory};
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Runtime, Stream};
 
+use crate::overlap_case::{by, cut, last};
 use crate::soak::{Length, goes_on};
 use crate::values::values;
 use crate::watch::{doing, settle};
-use crate::{gathered_bulk, gathered_forms};
+use crate::{gathered_bulk, gathered_forms, gathered_layouts};
 
 /// Replays of each graph of two calls, each of other operands: of small operands; of others; and where ranks share a device, which takes turns of some
 /// milliseconds.
 const REPLAYS: [u64; 3] = [1000, 100, 4];
 /// Elements of a small operand, at most.
 const SMALL: u64 = 1 << 12;
-
-/// Shards in so many panels of so many slabs each.
-pub const fn cut(panels: u32, slabs: u32) -> Cut {
-    Cut { panels, slabs, halving: false, last_only: false }
-}
-
-/// As [`cut`], with slabs of the last panel alone.
-const fn last(panels: u32, slabs: u32) -> Cut {
-    Cut { last_only: true, ..cut(panels, slabs) }
-}
-
-/// By rows of a row-major operand.
-pub fn by(method: Method, cut: Cut, [m, n, k]: [u64; 3]) -> AllGatherConfig {
-    let overlap = OverlapConfig { method: Some(method), cut: Some(cut), ..OverlapConfig::default() };
-    AllGatherConfig { overlap, ..AllGatherConfig::new(Global { m, n, k }) }
-}
 
 /// A rank of a program.
 pub struct Side {
@@ -84,16 +69,17 @@ pub fn program(rank: HostRank, options: ArenaOptions) -> Result<()> {
     let world = u64::from(rank.world().get());
     let side = Side::open(&rank, options, 700 * 520 * 2)?;
     let configs = [
-        by(Method::Fused, cut(1, 2), [512, 128 * world, 512]),
-        by(Method::Fused, last(2, 4), [700, 64 * world, 520]),
-        by(Method::Fused, Cut { halving: true, ..last(2, 3) }, [700, 64 * world, 520]),
-        by(Method::Fused, cut(1, 1), [40, 256 * world, 64]),
-        by(Method::Chunked, cut(1, 1), [384, 128 * world, 512]),
-        by(Method::Sequential, cut(1, 1), [700, 64 * world, 520]),
+        by(Method::Fused, Some(cut(1, 2)), [512, 128 * world, 512]),
+        by(Method::Fused, Some(last(2, 4)), [700, 64 * world, 520]),
+        by(Method::Fused, Some(Cut { halving: true, ..last(2, 3) }), [700, 64 * world, 520]),
+        by(Method::Fused, Some(cut(1, 1)), [40, 256 * world, 64]),
+        by(Method::Chunked, Some(cut(1, 1)), [384, 128 * world, 512]),
+        by(Method::Sequential, Some(cut(1, 1)), [700, 64 * world, 520]),
     ];
     for config in configs.into_iter().filter(|config| world > 1 || config.overlap.method == Some(Method::Sequential)) {
         compare(&side, config)?;
     }
+    gathered_layouts::compare(&side)?;
     gathered_forms::compare(&side)?;
     gathered_bulk::compare(&side)?;
     side.close()
@@ -188,7 +174,7 @@ pub const ROOM: u64 = 1 << 16;
 pub fn turns(arena: &Arena, [compute, out]: [&Stream; 2], calls: u32, between: &dyn Fn()) -> Result<()> {
     let member = Team::all(arena.world()).member(arena.rank()).expect("every rank is of the world");
     let world = u64::from(arena.world().get());
-    let config = by(Method::Fused, cut(2, 1), [16 * world, 16 * world, 64]);
+    let config = by(Method::Fused, Some(cut(2, 1)), [16 * world, 16 * world, 64]);
     let memory = OverlapMemory::take(arena, &member, config.bytes::<bf16, bf16>()?, out)?;
     let gather = AllGatherGemm::<bf16, bf16>::new(&memory, compute, config)?;
     let (weight, mut d) = (Buffer::<bf16>::zeros(compute, 16 * 64)?, Buffer::<bf16>::zeros(compute, 16 * world * 16)?);
@@ -237,7 +223,7 @@ pub fn soak(rank: HostRank, options: ArenaOptions, length: Length) -> Result<Soa
     let mut one = vec![Half::ZERO; (WIDTH * WIDTH) as usize];
     one.iter_mut().step_by(WIDTH as usize + 1).for_each(|diagonal| *diagonal = Half::ONE);
     let (one, mut d) = (Buffer::from_slice(compute, &one)?, Buffer::<bf16>::zeros(compute, rows * WIDTH)?);
-    let config = by(Method::Fused, cut(1, 2), [rows, WIDTH * world, WIDTH]);
+    let config = by(Method::Fused, Some(cut(1, 2)), [rows, WIDTH * world, WIDTH]);
     let gather = AllGatherGemm::<bf16, bf16>::new(&side.memory, compute, config)?;
     let copy: Loaded<CopyWords> = runtime.load()?;
     let start = |of: u64| values(of, elements);

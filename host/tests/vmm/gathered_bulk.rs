@@ -7,7 +7,8 @@ use oxtile::overlap::{
 };
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Stream};
 
-use crate::gathered::{Side, by, cut};
+use crate::gathered::Side;
+use crate::overlap_case::{by, cut};
 use crate::values::values;
 use crate::watch::{doing, settle};
 
@@ -19,7 +20,7 @@ pub fn compare(side: &Side) -> Result<()> {
     let world = u64::from(side.world.get());
     for method in [Method::Fused, Method::Sequential].into_iter().filter(|method| world > 1 || *method == Method::Sequential) {
         let scatters = ReduceScatterConfig::new(Global { m: 600, n: 128, k: 64 * world });
-        pair(side, by(method, cut(1, 1), [700, 64 * world, 512]), ReduceScatterConfig { method: Some(method), ..scatters })?;
+        pair(side, by(method, Some(cut(1, 1)), [700, 64 * world, 512]), ReduceScatterConfig { method: Some(method), ..scatters })?;
     }
     Ok(())
 }

@@ -8,7 +8,8 @@ use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatherFormat, GatheredForm
 use oxtile::quantize::{Direction, Mxfp8, Mxfp8Format, Nvfp4, Nvfp4Format, QuantizedTensor};
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Stream};
 
-use crate::gathered::{Side, by, cut, plain, words};
+use crate::gathered::{Side, plain, words};
+use crate::overlap_case::{by, cut};
 use crate::values::values;
 use crate::watch::{doing, settle};
 
@@ -19,7 +20,7 @@ const ROUNDS: u64 = 8;
 pub fn compare(side: &Side) -> Result<()> {
     let world = u64::from(side.world.get());
     for method in [Method::Fused, Method::Chunked, Method::Sequential].into_iter().filter(|method| is_of(*method, world)) {
-        let config = by(method, cut(1, 2), [384, 128 * world, 512]);
+        let config = by(method, Some(cut(1, 2)), [384, 128 * world, 512]);
         keeping(side, AllGatherConfig { activation: Activation::Gelu, keeps_input: true, ..config })?;
     }
     let runtime = &side.runtime;
@@ -27,7 +28,7 @@ pub fn compare(side: &Side) -> Result<()> {
     for (method, panels) in
         [(Method::Chunked, 1), (Method::Sequential, 2), (Method::Chunked, 4)].into_iter().filter(|of| is_of(of.0, world))
     {
-        let config = by(method, cut(panels, 1), [384, 128 * world, 528]);
+        let config = by(method, Some(cut(panels, 1)), [384, 128 * world, 528]);
         let whole = |stream: &Stream, operand: &Buffer<bf16>, shape, wide: &mut Buffer<bf16>| {
             let tensor = mxfp8.quantize(stream, operand.view(), shape, Direction::Rows)?;
             mxfp8.dequantize(stream, &tensor, wide.view_mut()).map(|()| 0.0)
