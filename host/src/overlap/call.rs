@@ -123,7 +123,12 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
 
     /// Later work of `stream` comes after all uses of the shard in the place of the next call.
     fn give(&mut self, stream: &Stream, what: &'static str) -> Result<usize> {
-        self.given.give(stream, what).map(place_of)
+        let place = self.given.give(stream, what).map(place_of)?;
+        if let Some(shards) = &self.shards {
+            let memory = shards[place].memory();
+            order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
+        }
+        Ok(place)
     }
 
     /// Puts the shard to the other members, and multiplies what they put here, after the work on `compute` so far: the shard is written by then. Nothing is
@@ -178,17 +183,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         places[place].local().check_stream(compute, what)?;
         self.kept.iter().try_for_each(|kept| kept.check_stream(compute, what))?;
         inner.check_captures(compute, what)?;
-        inner.begin(turn, compute, what)?;
+        inner.begin(turn, places[place].local().memory(), compute, what)?;
         let size = size_of::<T>() as u64;
         let put = || {
-            if let Some(shards) = &self.shards {
-                // The shard may have been used on other streams than the one that it was given for.
-                let memory = shards[place].memory();
-                order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
-                order(&compute.0, |wait_for| memory.add_use(&compute.0, false, wait_for))?;
-            }
+            let shard = self.shards.as_ref().map(|shards| shards[place].memory());
+            // The shard may have been used on other streams than the one that it was given for.
+            shard.map_or(Ok(()), |shard| order(&compute.0, |wait_for| shard.add_use(&compute.0, false, wait_for)))?;
             // Before the launch that waits for the others' puts: queues of the device may be shared.
-            self.of.transfer().put(&places[place], place, |chunk| vec![chunk.copy(self.of.schedule.stored()[1], size)])?;
+            self.of.transfer().put(&places[place], place, shard, |chunk| vec![chunk.copy(self.of.schedule.stored()[1], size)])?;
             inner.copies_enqueued(turn)
         };
         inner.arena.or_abort(compute, what, put())
@@ -236,16 +238,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;
         }
-        inner.after_puts(compute, begun)?;
         let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
-        inner.release(compute, &mut places[place], place, &flags, others)?;
-        if !compute.is_capturing() {
-            // All uses so far come before later work of this stream: the next one need not wait for `out` again.
-            let shard = self.shards.as_ref().map(|shards| shards[place].memory());
-            for memory in shard.into_iter().chain([places[place].local().memory()]) {
-                memory.forget_uses();
-                memory.add_use(&compute.0, true, &mut Vec::new());
-            }
+        inner.release(compute, &begun.put, &mut places[place], place, &flags, others)?;
+        if let (Some(shards), false) = (&self.shards, compute.is_capturing()) {
+            // They came before the release, which the next use of the shard comes after.
+            shards[place].memory().forget_uses();
         }
         Ok(())
     }

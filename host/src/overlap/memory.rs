@@ -8,6 +8,7 @@ use oxtile_tile::num::Pod;
 
 use super::config::Cut;
 use crate::comm::{Member, Rank};
+use crate::runtime::memory::Memory;
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Event, Result, Stream, order};
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
@@ -25,6 +26,8 @@ pub(super) struct Inner {
     pub member: Member,
     /// Carries the copies to the others.
     pub out: Stream,
+    /// Tells the others what was read, beside later work of the stream that read it.
+    back: Stream,
     bytes: u64,
     places: Mutex<[SymmetricBuffer<u8>; PLACES]>,
     /// Set by who has put a chunk: of each place, one for each chunk of a shard.
@@ -48,17 +51,26 @@ struct State {
     under_way: [bool; PLACES],
     /// Of each place the stream on which its last call was finished.
     ended: [Option<Stream>; PLACES],
+    /// Of each place the end of its last release outside of graphs.
+    released: [Option<Released>; PLACES],
     /// The call into whose place a shard was written.
     given: Option<u64>,
     /// The last call that has put from [`Inner::room`].
     sent: Option<u64>,
 }
 
+/// The flags of a place are reset, and the others know that it was read.
+struct Released {
+    event: Event,
+    /// The stream that waits for it already.
+    seen: Option<u64>,
+}
+
 /// A call whose copies are enqueued, and what reads what the others put here is not.
 pub(super) struct Begun {
     pub turn: u64,
     /// After the copies.
-    put: Event,
+    pub put: Event,
 }
 
 impl Begun {
@@ -125,13 +137,14 @@ impl OverlapMemory {
     /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device.
     pub fn take(arena: &Arena, member: &Member, bytes: u64, out: &Stream) -> Result<Self> {
         arena.check_member("OverlapMemory::take", member)?;
+        let back = out.device().urgent_stream()?;
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
         places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
         let ready = arena.flags("chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("place was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
         let (places, state, rooms) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { arena, member, out, bytes, places, ready, free, state, rooms })))
+        Ok(Self(Arc::new(Inner { arena, member, out, back, bytes, places, ready, free, state, rooms })))
     }
 
     /// Fails unless so many bytes fit a place.
@@ -195,6 +208,11 @@ impl Inner {
         let places = self.places();
         let memory = places[place_of(turn)].local().memory();
         memory.check_stream(&stream.0, what)?;
+        self.after_release(stream, turn, memory)?;
+        if !self.out.is_capturing() {
+            // What has used the place and is no call of this memory: replays. They took FREE before this call does.
+            order(&self.out.0, |wait_for| wait_for.extend(memory.streams(true)))?;
+        }
         order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
         lock(&self.state).given = Some(turn);
         Ok(turn)
@@ -243,8 +261,22 @@ impl Inner {
         Ok(())
     }
 
-    /// Begins call `turn` on a stream, after the calls before it.
-    pub fn begin(&self, turn: u64, stream: &Stream, what: &'static str) -> Result<()> {
+    /// Later work of a stream comes after the release of the call that had the place of call `turn`, which is no use of the place any more. Replays of what is captured come after all uses.
+    fn after_release(&self, stream: &Stream, turn: u64, place: &Memory) -> Result<()> {
+        if let Some(released) = &mut lock(&self.state).released[place_of(turn)]
+            && !stream.is_capturing()
+        {
+            if released.seen != Some(stream.raw()) {
+                stream.wait(&released.event)?;
+                released.seen = Some(stream.raw());
+            }
+            place.forget_uses_of(&self.back.0);
+        }
+        Ok(())
+    }
+
+    /// Begins call `turn` on a stream, after the calls before it and all that has used its place.
+    pub fn begin(&self, turn: u64, place: &Memory, stream: &Stream, what: &'static str) -> Result<()> {
         if self.turn() != turn {
             let why = "another operation on this memory was called since the shard was handed out: write the shard just before the call"
                 .to_owned();
@@ -252,6 +284,7 @@ impl Inner {
         }
         self.check_not_given(turn, what)?;
         self.check_finished(turn, what)?;
+        self.after_release(stream, turn, place)?;
         let state = &mut *lock(&self.state);
         // The call that had the place is finished on a stream of its own choice.
         let graph = |stream: &Stream| stream.0.capture().map(|capture| capture.number);
@@ -270,11 +303,6 @@ impl Inner {
         let put = self.out.mark()?;
         lock(&self.state).under_way[place_of(turn)] = true;
         Ok(Begun { turn, put })
-    }
-
-    /// Later work of `compute` comes after the copies of a call: before the flags are reset, for which `out` may wait too; then what was put may be written again, and a capture ends on one stream.
-    pub fn after_puts(&self, compute: &Stream, begun: &Begun) -> Result<()> {
-        compute.wait(&begun.put)
     }
 
     /// Fails unless the second half of a call is enqueued where the first was: in one graph, or in none.
@@ -299,6 +327,21 @@ impl Inner {
         let state = &mut *lock(&self.state);
         state.under_way[begun.place()] = false;
         state.ended[begun.place()] = Some(compute.clone());
+    }
+
+    /// A stream which later calls on a place come after, and nothing else: in a graph that of the call itself, on which a capture ends.
+    pub fn aside<'s>(&'s self, compute: &'s Stream) -> &'s Stream {
+        if compute.is_capturing() { compute } else { &self.back }
+    }
+
+    /// A place was released, by the work on `aside` so far.
+    pub fn released(&self, place: usize, memory: &Arc<Memory>) -> Result<()> {
+        let event = self.back.mark()?;
+        // All uses so far come before the release.
+        memory.forget_uses();
+        memory.add_use(&self.back.0, true, &mut Vec::new());
+        lock(&self.state).released[place] = Some(Released { event, seen: None });
+        Ok(())
     }
 
     /// The call is given up with the capture that it was begun in.

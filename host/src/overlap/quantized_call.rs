@@ -80,7 +80,7 @@ where
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, WHAT)?;
         inner.check_captures(compute, WHAT)?;
-        inner.begin(turn, compute, WHAT)?;
+        inner.begin(turn, places[place].local().memory(), compute, WHAT)?;
         let done = self.enqueue(compute, &mut places[place], place);
         inner.arena.or_abort(compute, WHAT, done)
     }
@@ -89,7 +89,7 @@ where
     fn enqueue(&mut self, compute: &Stream, from: &mut SymmetricBuffer<u8>, place: usize) -> Result<()> {
         let Self { of, products, pieces, .. } = self;
         let (inner, transfer, me) = (&of.memory.0, of.transfer(), of.memory.member().rank().index());
-        transfer.put(from, place, |chunk| of.parts.copies(chunk))?;
+        transfer.put(from, place, None, |chunk| of.parts.copies(chunk))?;
         let pieces = &pieces[place];
         match products {
             Products::Sequential(product) => {
@@ -103,18 +103,9 @@ where
                 }
             }
         }
-        // Before the flags are reset, for which `out` may wait too; then the shard may be written again, and a capture ends on one stream.
-        compute.wait(&inner.out.mark()?)?;
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
-        inner.release(compute, from, place, &flags, of.parts.others(of.schedule.gathered, &own))?;
-        if !compute.is_capturing() {
-            // All uses so far come before later work of this stream: the next one need not wait for `out` again.
-            let memory = from.local().memory();
-            memory.forget_uses();
-            memory.add_use(&compute.0, true, &mut Vec::new());
-        }
-        Ok(())
+        inner.release(compute, &inner.out.mark()?, from, place, &flags, of.parts.others(of.schedule.gathered, &own))
     }
 }
 

@@ -1,11 +1,13 @@
 //! One call's way to the other members and back: copies of the shard, the flags of its chunks, and the word that a place was read.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::memory::Inner;
 use super::schedule::{Chunk, Schedule};
 use crate::comm::Rank;
-use crate::runtime::{Kind, Result, Stream, order};
+use crate::runtime::memory::Memory;
+use crate::runtime::{Event, Kind, Result, Stream, order};
 use crate::symmetric::{Batch, PutOrder, Rows, SymmetricBuffer};
 
 /// What the copies of a call follow from.
@@ -18,16 +20,28 @@ pub(super) struct Transfer<'t> {
 
 impl Transfer<'_> {
     /// Puts this member's shard to the others, each once it has read what was in the place. A chunk is so many copies, in bytes of the place, and its flag is told after all of
-    /// them.
-    pub fn put(&self, from: &SymmetricBuffer<u8>, place: usize, copies: impl Fn(&Chunk) -> Vec<Rows>) -> Result<()> {
+    /// them. `shard` is the shard's own memory, if it has uses of its own. Outside of graphs the first wait for FREE comes after what [used the place before](Inner::give), and not after what writes the shard.
+    pub fn put(
+        &self,
+        from: &SymmetricBuffer<u8>,
+        place: usize,
+        shard: Option<&Arc<Memory>>,
+        copies: impl Fn(&Chunk) -> Vec<Rows>,
+    ) -> Result<()> {
         let (inner, schedule) = (self.inner, self.schedule);
         let me = inner.member.rank().index();
         let target = |target| (inner.world_rank(target), schedule.chunks(me, schedule.position(target, me)));
         let targets: Vec<(Rank, Vec<Chunk>)> = schedule.targets(me).map(target).collect();
-        // After all that has used the place, a graph's replay too: else FREE of that one could be taken here.
-        let memory = from.local().memory();
-        order(&inner.out.0, |wait_for| memory.add_use(&inner.out.0, false, wait_for))?;
-        self.enqueue(inner.arena.batch(&inner.out), from, place, &targets, &copies)
+        let at_once = if self.order == PutOrder::ByChunk { targets.len() } else { targets.len().min(1) };
+        let batch = inner.arena.batch(&inner.out);
+        let mut batch = targets[..at_once].iter().try_fold(batch, |batch, (to, _)| batch.take_back(&inner.free, place as u32, *to))?;
+        if !inner.out.is_capturing() {
+            batch.enqueue()?;
+            batch = inner.arena.batch(&inner.out);
+        }
+        let memories = [from.local().memory()].into_iter().chain(shard);
+        order(&inner.out.0, |wait_for| memories.for_each(|memory| memory.add_use(&inner.out.0, false, wait_for)))?;
+        self.enqueue(batch, from, place, &targets, &copies)
     }
 
     fn enqueue<'b>(
@@ -39,7 +53,6 @@ impl Transfer<'_> {
         copies: &impl Fn(&Chunk) -> Vec<Rows>,
     ) -> Result<()> {
         let inner = self.inner;
-        let free = |batch: Batch<'b>, to| batch.take_back(&inner.free, place as u32, to);
         let put = |batch: Batch<'b>, to, chunk: &Chunk| {
             let peer = from.peer(to)?;
             copies(chunk).into_iter().try_fold(batch, |batch, rows| batch.put_rows(&peer, from.local(), rows))
@@ -51,14 +64,15 @@ impl Transfer<'_> {
                     if step > 0 && self.order == PutOrder::InStep {
                         batch = self.in_step(batch, place, step as u32)?;
                     }
-                    batch = free(batch, *to)?;
+                    if step > 0 {
+                        batch = batch.take_back(&inner.free, place as u32, *to)?;
+                    }
                     for chunk in chunks {
                         batch = set(put(batch, *to, chunk)?, *to, chunk)?;
                     }
                 }
             }
             PutOrder::ByChunk => {
-                batch = targets.iter().try_fold(batch, |batch, (to, _)| free(batch, *to))?;
                 for at in 0..targets.iter().map(|(_, chunks)| chunks.len()).max().unwrap_or(0) {
                     let together = || targets.iter().filter_map(move |(to, chunks)| Some((*to, chunks.get(at)?)));
                     batch = together().try_fold(batch, |batch, (to, chunk)| put(batch, to, chunk))?;
@@ -100,21 +114,30 @@ impl Transfer<'_> {
 }
 
 impl Inner {
-    /// Tells the others that what they put has been read: `others`, in bytes of the place.
+    /// Tells the others that what they put has been read, `others` in bytes of the place, after the work of `compute` so far and the puts of the same call, for which `out` may wait for flags too. Outside of graphs
+    /// later work of `compute` does not wait for that, but for the verdict of the kernels: what follows would come of garbage.
     pub fn release(
         &self,
         compute: &Stream,
+        put: &Event,
         of: &mut SymmetricBuffer<u8>,
         place: usize,
         flags: &[(u32, Rank)],
         others: Vec<Range<u64>>,
     ) -> Result<()> {
-        if compute.0.runtime.kind() == Kind::Emulated {
-            others.into_iter().try_for_each(|range| of.discard(compute, range))?;
+        let aside = self.aside(compute);
+        if !compute.is_capturing() {
+            self.arena.batch(compute).answered().enqueue()?;
+            aside.wait(&compute.mark()?)?;
         }
-        let batch = self.arena.batch(compute);
+        aside.wait(put)?;
+        if compute.0.runtime.kind() == Kind::Emulated {
+            others.into_iter().try_for_each(|range| of.discard(aside, range))?;
+        }
+        let batch = self.arena.batch(aside);
         let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;
-        self.others().try_fold(batch, |batch, other| batch.set(&self.free, place as u32, other))?.enqueue()
+        self.others().try_fold(batch, |batch, other| batch.set(&self.free, place as u32, other))?.enqueue()?;
+        if compute.is_capturing() { Ok(()) } else { self.released(place, of.local().memory()) }
     }
 }
 

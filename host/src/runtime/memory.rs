@@ -175,6 +175,13 @@ impl Memory {
         *lock(&self.uses) = Uses::default();
     }
 
+    /// Forgets the uses by a stream that all later work is ordered after already.
+    pub fn forget_uses_of(&self, stream: &StreamInner) {
+        let uses = &mut *lock(&self.uses);
+        uses.writer.take_if(|writer| writer.id == stream.id);
+        uses.readers.retain(|reader| reader.id != stream.id);
+    }
+
     /// Notes a use and names the streams that `stream` has to wait for. In a capture the uses inside it count; the
     /// graph's replay is then one use of its own.
     pub fn add_use(self: &Arc<Self>, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {

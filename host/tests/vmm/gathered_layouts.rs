@@ -18,7 +18,7 @@ pub fn compare(side: &Side) -> Result<()> {
     // One rank has no other method than the last.
     let fused = if world > 1 { Method::Fused } else { Method::Sequential };
     let of = |gathers, [transpose_a, transpose_b]: [bool; 2], method| {
-        let config = by(method, Some(cut(2, 2)), [160 * world, 64 * world, 192 * world]);
+        let config = by(method, Some(cut(2, 2)), [80 * world, 32 * world, 96 * world]);
         AllGatherConfig { transpose_a, transpose_b, gathers, ..config }
     };
     for transposes in [[false, false], [false, true], [true, false], [true, true]] {

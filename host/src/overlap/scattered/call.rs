@@ -140,7 +140,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, what)?;
         inner.check_captures(compute, what)?;
-        inner.begin(turn, compute, what)?;
+        inner.begin(turn, places[place].local().memory(), compute, what)?;
         inner.sends(turn);
         let mut send = || {
             if let Some(codes) = &mut self.around.dequantize {
@@ -205,7 +205,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                 // The finished rows were put later than the parts.
                 compute.wait(&inner.out.mark()?)?;
             }
-            None => inner.after_puts(compute, begun)?,
+            None => compute.wait(&begun.put)?,
         }
         if !compute.is_capturing() && inner.sent_last(begun.turn) {
             // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
@@ -216,7 +216,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             }
         }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
-        inner.release(compute, &mut places[place], place, &[read, unread].concat(), others.into_iter().collect())
+        inner.release(compute, &begun.put, &mut places[place], place, &[read, unread].concat(), others.into_iter().collect())
     }
 
     pub(in crate::overlap) fn memory(&self) -> &Inner {
