@@ -32,6 +32,7 @@ const METHODS: [(&str, Method, By); 3] =
     [("fused", Method::Fused, By::Fused), ("chunked", Method::Chunked, By::Chunked), ("sequential", Method::Sequential, By::Sequential)];
 const PRODUCT: &str = "product alone";
 const WIRE: &str = "wire alone";
+const ONE_SHOT: &str = "one shot";
 
 /// Where the product takes longer, where the wire does too, and a smaller one.
 pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
@@ -55,6 +56,16 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
         let sizes = [m, 8192, 8192];
         let mut of = reduce(world, rates, sizes, ROUND)?;
         of.sides.push(reduced_side("product, then NCCL", reduced::By::ProductThenNccl, sizes, of.calls));
+        if of.chosen == Some(ONE_SHOT) {
+            // As a step of decoding is called.
+            let calls = of.calls.next_multiple_of(reduced::CALLS);
+            let in_graph = [
+                ("one shot, in a graph", reduced::By::OneShotInGraph),
+                ("product alone, in a graph", reduced::By::ProductAloneInGraph),
+                ("product, then NCCL, in a graph", reduced::By::ProductThenNcclInGraph),
+            ];
+            of.sides.extend(in_graph.map(|(label, by)| reduced_side(label, by, sizes, calls)));
+        }
         all.push(of);
     }
     // A layer of Llama 70B.
@@ -101,7 +112,7 @@ fn reduce(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Compari
     let labels = [
         ("fused", By::Fused, AllReduceMethod::Fused),
         ("sequential", By::Sequential, AllReduceMethod::Sequential),
-        ("one shot", By::OneShot, AllReduceMethod::OneShot),
+        (ONE_SHOT, By::OneShot, AllReduceMethod::OneShot),
     ];
     let refused = |method: AllReduceMethod| choice.refused.iter().find(|(refused, _)| *refused == method);
     let taken = labels.into_iter().filter(|(.., method)| refused(*method).is_none());

@@ -35,15 +35,36 @@ pub enum By {
     ProductThenNccl,
     /// A peer: torch's product, then its all-reduce.
     TorchUnfused,
+    /// As [`OneShot`](Self::OneShot), by the replay of a graph of [`CALLS`].
+    OneShotInGraph,
+    /// As [`ProductAlone`](Self::ProductAlone), by such a replay.
+    ProductAloneInGraph,
+    /// As [`ProductThenNccl`](Self::ProductThenNccl), by such a replay.
+    ProductThenNcclInGraph,
 }
+
+/// Calls of a graph: as many as a decoding step may have, so that what a replay itself takes is shared by them.
+pub const CALLS: u64 = 20;
 
 impl By {
     fn method(self) -> Option<AllReduceMethod> {
         match self {
             Self::Fused => Some(AllReduceMethod::Fused),
             Self::Sequential => Some(AllReduceMethod::Sequential),
-            Self::OneShot => Some(AllReduceMethod::OneShot),
-            Self::ProductAlone | Self::ProductThenNccl | Self::TorchUnfused => None,
+            Self::OneShot | Self::OneShotInGraph => Some(AllReduceMethod::OneShot),
+            Self::ProductAlone | Self::ProductThenNccl | Self::TorchUnfused | Self::ProductAloneInGraph | Self::ProductThenNcclInGraph => {
+                None
+            }
+        }
+    }
+
+    /// What a graph has calls of.
+    fn captured(self) -> Option<Self> {
+        match self {
+            Self::OneShotInGraph => Some(Self::OneShot),
+            Self::ProductAloneInGraph => Some(Self::ProductAlone),
+            Self::ProductThenNcclInGraph => Some(Self::ProductThenNccl),
+            _ => None,
         }
     }
 }
@@ -67,7 +88,17 @@ pub struct Reduced {
 enum Side<'a> {
     Reduced(ReducedProduct<'a, bf16, bf16>),
     Product(Bound<'a>),
-    Nccl { comm: &'a NcclCommunicator, product: Bound<'a>, whole: (u64, &'a Buffer<bf16>) },
+    Nccl {
+        comm: &'a NcclCommunicator,
+        product: Bound<'a>,
+        whole: (u64, &'a Buffer<bf16>),
+    },
+    /// A graph of [`CALLS`] of a side, which is replayed once in so many calls.
+    Graph {
+        graph: Graph,
+        _of: Box<Side<'a>>,
+        called: u64,
+    },
 }
 
 impl Reduced {
@@ -138,6 +169,12 @@ impl Reduced {
     }
 
     fn bind<'a>(&'a mut self, by: By, comm: Option<&'a NcclCommunicator>) -> Result<Side<'a>> {
+        if let Some(by) = by.captured() {
+            let compute = self.part.compute.clone();
+            let mut side = self.bind(by, comm)?;
+            let graph = Graph::capture(&[&compute], || (0..CALLS).try_for_each(|_| side.call(&compute)))?;
+            return Ok(Side::Graph { graph, _of: Box::new(side), called: 0 });
+        }
         let Self { part: Part { compute, gemm, a, weight, .. }, whole, methods, .. } = self;
         if let Some(method) = by.method() {
             let (_, made) = methods.iter().find(|(made, _)| *made == method).context("it was made")?;
@@ -165,6 +202,12 @@ impl Side<'_> {
                 // SAFETY: the matrix lies there while the side borrows it, and nothing else uses it meanwhile.
                 let whole = unsafe { DeviceViewMut::<bf16>::from_raw(*address, whole.len(), whole.view().access("d").owner) };
                 comm.all_reduce(stream, whole, ReduceOp::Sum)?;
+            }
+            Self::Graph { graph, called, .. } => {
+                if called.is_multiple_of(CALLS) {
+                    graph.replay(stream)?;
+                }
+                *called += 1;
             }
         }
         Ok(())

@@ -334,12 +334,9 @@ impl Inner {
         if compute.is_capturing() { compute } else { &self.back }
     }
 
-    /// A place was released, by the work on `aside` so far.
-    pub fn released(&self, place: usize, memory: &Arc<Memory>) -> Result<()> {
+    /// A place was released, by the work on [`aside`](Self::aside) so far.
+    pub fn released(&self, place: usize) -> Result<()> {
         let event = self.back.mark()?;
-        // All uses so far come before the release.
-        memory.forget_uses();
-        memory.add_use(&self.back.0, true, &mut Vec::new());
         lock(&self.state).released[place] = Some(Released { event, seen: None });
         Ok(())
     }

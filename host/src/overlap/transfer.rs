@@ -125,19 +125,25 @@ impl Inner {
         flags: &[(u32, Rank)],
         others: Vec<Range<u64>>,
     ) -> Result<()> {
-        let aside = self.aside(compute);
-        if !compute.is_capturing() {
+        let (aside, is_captured) = (self.aside(compute), compute.is_capturing());
+        if !is_captured {
             self.arena.batch(compute).answered().enqueue()?;
             aside.wait(&compute.mark()?)?;
         }
         aside.wait(put)?;
+        if !is_captured {
+            // All uses so far come before the release.
+            let memory = of.local().memory();
+            memory.forget_uses();
+            memory.add_use(&aside.0, true, &mut Vec::new());
+        }
         if compute.0.runtime.kind() == Kind::Emulated {
             others.into_iter().try_for_each(|range| of.discard(aside, range))?;
         }
         let batch = self.arena.batch(aside);
         let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;
         self.others().try_fold(batch, |batch, other| batch.set(&self.free, place as u32, other))?.enqueue()?;
-        if compute.is_capturing() { Ok(()) } else { self.released(place, of.local().memory()) }
+        if is_captured { Ok(()) } else { self.released(place) }
     }
 }
 

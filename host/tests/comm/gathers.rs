@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oxtile::comm::{Rank, Team};
 use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory, PutOrder};
-use oxtile::timeline::Timeline;
+use oxtile::timeline::{Recording, Timeline};
 use oxtile::{Buffer, Error, Result, Stream};
 
 use crate::arenas::{Arenas, options, symmetric};
@@ -161,40 +161,38 @@ fn a_late_reader_delays_no_put_to_those_before_it() {
     assert_eq!([(8 << 20) - 1, 8 << 20].map(PutOrder::of), [PutOrder::ByPeer, PutOrder::InStep]);
 }
 
-/// How often, of all puts under all seeds, a rank of four begins to put to the next one before what it gets in the same step has come.
-fn out_of_step(order: PutOrder) -> u32 {
-    const SIZE: u32 = 4;
-    const CHUNKS: usize = 2;
-    let mut count = 0;
-    for seed in 0..32 {
-        let all = Arenas::new(SIZE, seed);
+/// How often a rank begins to put to the next one, so many chunks each, before what it gets in the same step has come. Each puts to the rank after it first, in every recorded call.
+pub fn out_of_step(recording: &Recording, ranks: u32, chunks: usize) -> u32 {
+    let size = ranks as usize;
+    let puts = |rank: u32| {
+        let puts = recording.spans.iter().filter(|span| span.rank == rank && span.name.starts_with("put to"));
+        let mut puts: Vec<_> = puts.map(|put| (put.start, put.end)).collect();
+        puts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert_eq!(puts.len(), chunks * (size - 1), "of rank {rank}");
+        puts
+    };
+    let puts: Vec<_> = (0..ranks).map(puts).collect();
+    let steps = (0..size).flat_map(|rank| (1..size - 1).map(move |step| (rank, step)));
+    let is_early = |(rank, step): &(usize, usize)| puts[*rank][step * chunks].0 < puts[(rank + size - step) % size][step * chunks - 1].1;
+    steps.filter(is_early).count() as u32
+}
+
+/// The same of pushes of four ranks under all seeds.
+fn pushes_out_of_step(order: PutOrder) -> u32 {
+    let push = |seed| {
+        let all = Arenas::new(4, seed);
         let timeline = Timeline::start(&all.world.runtime).unwrap();
-        push(&all, 1, CHUNKS as u64, order).unwrap();
-        let recording = timeline.finish().unwrap();
-        let puts = |rank: u32| {
-            let puts = recording.spans.iter().filter(|span| span.rank == rank && span.name.starts_with("put to"));
-            let mut puts: Vec<_> = puts.map(|put| (put.start, put.end)).collect();
-            puts.sort_by(|a, b| a.0.total_cmp(&b.0));
-            assert_eq!(puts.len(), CHUNKS * (SIZE as usize - 1), "seed {seed}: of rank {rank}");
-            puts
-        };
-        let puts: Vec<_> = (0..SIZE).map(puts).collect();
-        for (rank, step) in
-            (0..SIZE).flat_map(|rank| (1..SIZE).map(move |step| (rank, step as usize))).filter(|(_, step)| *step + 1 < SIZE as usize)
-        {
-            let source = (rank + SIZE - step as u32) % SIZE;
-            let (next, come) = (puts[rank as usize][step * CHUNKS], puts[source as usize][step * CHUNKS - 1]);
-            count += u32::from(next.0 < come.1);
-        }
-    }
-    count
+        push(&all, 1, 2, order).unwrap();
+        out_of_step(&timeline.finish().unwrap(), 4, 2)
+    };
+    (0..32).map(push).sum()
 }
 
 /// Members that put by peer run ahead of one another; in step they do not, whatever the order of their streams.
 #[test]
 fn puts_keep_step() {
-    assert_eq!(out_of_step(PutOrder::InStep), 0);
-    assert!(out_of_step(PutOrder::ByPeer) > 32);
+    assert_eq!(pushes_out_of_step(PutOrder::InStep), 0);
+    assert!(pushes_out_of_step(PutOrder::ByPeer) > 32);
 }
 
 /// The right programs say nothing under 1000 seeds.

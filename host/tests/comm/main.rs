@@ -16,6 +16,7 @@
 //! | `scattered_quantized` | the same, of operands that are codes and scales |
 //! | `bulk`, `bulk_bugs` | calls of both in two halves; planted bugs |
 //! | `epilogues` | what follows products of ranks |
+//! | `overlap_turns` | the same: many calls between which no host waits, puts in step, what follows a product without its operand |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
@@ -87,6 +88,7 @@ mod overlap_kept;
 mod overlap_model;
 mod overlap_quantized;
 mod overlap_requirements;
+mod overlap_turns;
 mod overlap_usage;
 mod places;
 mod reduced;

@@ -5,15 +5,15 @@ use std::time::Duration;
 use half::bf16 as Half;
 use oxtile::comm::{Member, Team};
 use oxtile::gemm::GemmConfig;
-use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, AllGatherGemm, Cut, Gathers, Method, OverlapConfig, OverlapMemory};
 use oxtile::symmetric::{ArenaOptions, PutOrder};
-use oxtile::{Buffer, Graph, PinnedBuffer, Result, Runtime, Stream};
+use oxtile::{Buffer, Result, Runtime, Stream};
 
 use crate::arenas::Arenas;
 use crate::overlap_case::Problem;
 pub use crate::overlap_case::{by, cut, last};
+use crate::rounds::{Bound, Copied, rounds};
 use crate::support::seeds;
 
 /// A program of every rank.
@@ -77,9 +77,13 @@ impl Case {
 
     /// Runs it, and compares every rank's result of every round.
     fn run(&self) -> Result<Vec<Method>> {
+        self.run_rounds(ROUNDS, false)
+    }
+
+    /// The same in so many rounds, with shards that are written on a stream beside that of the calls, or on it.
+    pub fn run_rounds(&self, count: u64, is_beside: bool) -> Result<Vec<Method>> {
         let Self { ranks, config, calls, seed } = *self;
-        let all = Arenas::with(ranks, seed, self.options());
-        let (product, copy) = (self.product(), all.world.runtime.load::<CopyWords>()?);
+        let (all, product) = (Arenas::with(ranks, seed, self.options()), self.product());
         let mut sides = Vec::new();
         for (i, arena) in all.arenas.iter().enumerate() {
             let (out, compute) = (all.world.ranks[i].device().urgent_stream()?, all.stream(i).clone());
@@ -93,40 +97,18 @@ impl Case {
         let methods: Vec<_> = sides.iter().map(|side| side.gather.choice().method).collect();
         let mut bound = Vec::new();
         for Side { out, compute, gather, weight, own, d } in &mut sides {
-            bound.push((out, &*compute, gather.bind(compute, weight.view(), None, d.view_mut())?, own));
+            let beside = if is_beside { Some(compute.device().stream()?) } else { None };
+            let product = Copied::new(gather.bind(compute, weight.view(), None, d.view_mut())?, own, beside)?;
+            bound.push(Bound::new([out, compute], product, own)?);
         }
-        let mut graphs = Vec::new();
-        for (out, compute, product, own) in bound.iter_mut().filter(|_| calls != Calls::Eager) {
-            let mut call = || product.copy_shard(compute, own).and_then(|()| product.run(compute));
-            let count = if calls == Calls::Mixed { 2 } else { 1 };
-            graphs.push(Graph::capture(&[compute, out], || (0..count).try_for_each(|_| call()))?);
-        }
-        let mut found: Vec<Vec<_>> = (0..ranks).map(|_| Vec::new()).collect();
-        for round in 0..ROUNDS {
-            let operand = self.operand(round);
-            for (i, (_, compute, product, own)) in bound.iter_mut().enumerate() {
-                own.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &self.shard(&operand, i as u32))?)?;
-                if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {
-                    graphs[i].replay(compute)?;
-                } else {
-                    product.copy_shard(compute, own)?;
-                    product.run(compute)?;
-                }
-                let mut kept = Buffer::<u32>::named(compute, "kept", product.result().len() / 2)?;
-                copy.launch(compute, CopyWordsArgs { source: product.result().cast(), target: kept.view_mut() })?;
-                found[i].push(kept);
+        let operands: Vec<_> = (0..count).map(|round| self.operand(round)).collect();
+        let found = rounds(&all, bound, (calls, count), |rank, round| self.shard(&operands[round as usize], rank))?;
+        for (rank, (found, method)) in found.into_iter().zip(&methods).enumerate() {
+            for (round, (found, expected)) in found.into_iter().zip(self.expected_of(*method, rank as u32, &operands)?).enumerate() {
+                assert!(found == expected, "{self:?}, rank {rank}, {method:?}, round {round}");
             }
         }
-        for (i, (_, compute, ..)) in bound.iter().enumerate() {
-            all.arenas[i].ticket(compute)?.wait()?;
-            for (kept, expected) in found[i].iter().zip(self.expected(methods[i], i as u32)?) {
-                let words = kept.to_vec(compute)?;
-                let found: Vec<u16> = words.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
-                assert!(found == expected, "{self:?}, rank {i}, {:?}", methods[i]);
-            }
-        }
-        drop((bound, graphs));
-        drop((found, sides));
+        drop(sides);
         all.close();
         Ok(methods)
     }

@@ -19,7 +19,11 @@ const SHOWN: [(&str, &str, &[&str]); 14] = [
             "overlap_usage::after_the_first_call_nothing_is_allocated_and_no_host_waits",
         ],
     ),
-    ("R-OVL-8", "an operation, and a graph of it, keep the arena", &["overlap_calls::teams_gather_side_by_side"]),
+    (
+        "R-OVL-8",
+        "an operation, and a graph of it, keep the arena",
+        &["overlap_calls::teams_gather_side_by_side", "overlap_turns::layers_of_one_graph"],
+    ),
     (
         "R-OVL-9",
         "what cannot be is refused with its reason, and what is chosen was compared with what was measured",
@@ -38,7 +42,11 @@ const SHOWN: [(&str, &str, &[&str]); 14] = [
     (
         "R-OVL-12",
         "every method may be captured; a capture of one stream of two is refused before anything is put",
-        &["overlap::every_method_has_the_bits_of_a_plain_product", "overlap_calls::a_call_that_is_refused_is_made_again"],
+        &[
+            "overlap::every_method_has_the_bits_of_a_plain_product",
+            "overlap_calls::a_call_that_is_refused_is_made_again",
+            "overlap_turns::what_is_made_is_refused_in_a_graph",
+        ],
     ),
     ("R-OVL-13", "what is not run here is named and counted", &["overlap_requirements::what_is_skipped_is_counted"]),
     (

@@ -111,7 +111,7 @@ impl Case {
         for Side { out, compute, reduce, a, weight, bias } in &sides {
             bound.push(Bound::new([out, compute], reduce.bind(compute, a.view(), weight.view(), Some(bias.view()))?, a)?);
         }
-        let found = rounds(&all, bound, calls, |rank, round| scattered.a(rank, round))?;
+        let found = rounds(&all, bound, (calls, ROUNDS), |rank, round| scattered.a(rank, round))?;
         for (rank, found) in found.iter().enumerate() {
             for (round, (found, expected)) in found.iter().zip(expected).enumerate() {
                 assert!(found == expected, "{self:?}, rank {rank}, round {round}");

@@ -1,14 +1,14 @@
-//! Rounds of calls of a product whose sum ranks share, eager and by graphs, each of another operand.
+//! Rounds of calls of a product of ranks, eager and by graphs, each of another operand.
 
 use half::bf16 as Half;
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{ReducedProduct, ScatteredProduct};
+use oxtile::overlap::{GatheredProduct, ReducedProduct, ScatteredProduct};
 use oxtile::{Buffer, Graph, PinnedBuffer, Result, Stream};
 use oxtile_tile::launch::DeviceView;
 
 use crate::arenas::Arenas;
-use crate::overlap::{Calls, ROUNDS};
+use crate::overlap::Calls;
 
 /// A product that is bound.
 pub trait Product {
@@ -31,6 +31,40 @@ macro_rules! products {
 }
 products!(ScatteredProduct ReducedProduct);
 
+/// A gathered product, whose shard is copied before each call.
+pub struct Copied<'a> {
+    product: GatheredProduct<'a, bf16, bf16>,
+    own: Buffer<bf16>,
+    /// What copies, if it is not the stream of the calls.
+    beside: Option<Stream>,
+}
+
+impl<'a> Copied<'a> {
+    pub fn new(product: GatheredProduct<'a, bf16, bf16>, own: &Buffer<bf16>, beside: Option<Stream>) -> Result<Self> {
+        // SAFETY: the shard is written by copies on the stream of the calls, between them.
+        let own = unsafe { Buffer::<bf16>::borrow_raw(&own.device(), own.address(), own.len()) }?;
+        Ok(Self { product, own, beside })
+    }
+}
+
+impl Product for Copied<'_> {
+    fn run(&mut self, stream: &Stream) -> Result<()> {
+        let Self { product, own, beside } = self;
+        match beside {
+            None => product.copy_shard(stream, own)?,
+            Some(beside) => {
+                beside.wait(&stream.record()?)?;
+                product.shard(stream)?.copy_from(beside, own)?;
+            }
+        }
+        product.run(stream)
+    }
+
+    fn result(&self) -> DeviceView<'_, bf16> {
+        self.product.result()
+    }
+}
+
 /// A rank's product, with the streams of its copies and of its calls.
 pub struct Bound<'a, P> {
     out: &'a Stream,
@@ -48,21 +82,21 @@ impl<'a, P: Product> Bound<'a, P> {
     }
 }
 
-/// The bits of each rank's result in each round, of the operand of that rank and round.
+/// The bits of each rank's result in each of so many rounds, of the operand of that rank and round. No host waits between them.
 pub fn rounds<P: Product>(
     all: &Arenas,
     mut bound: Vec<Bound<'_, P>>,
-    calls: Calls,
+    (calls, count): (Calls, u64),
     a: impl Fn(u32, u64) -> Vec<Half>,
 ) -> Result<Vec<Vec<Vec<u16>>>> {
     let copy = all.world.runtime.load::<CopyWords>()?;
     let mut graphs = Vec::new();
     for Bound { out, compute, product, .. } in bound.iter_mut().filter(|_| calls != Calls::Eager) {
-        let count = if calls == Calls::Mixed { 2 } else { 1 };
-        graphs.push(Graph::capture(&[*compute, *out], || (0..count).try_for_each(|_| product.run(compute)))?);
+        let calls = if calls == Calls::Mixed { 2 } else { 1 };
+        graphs.push(Graph::capture(&[*compute, *out], || (0..calls).try_for_each(|_| product.run(compute)))?);
     }
     let mut found: Vec<Vec<Buffer<u32>>> = bound.iter().map(|_| Vec::new()).collect();
-    for round in 0..ROUNDS {
+    for round in 0..count {
         for (i, Bound { compute, product, a: operand, .. }) in bound.iter_mut().enumerate() {
             operand.copy_from_pinned(compute, &PinnedBuffer::from_slice(compute, &a(i as u32, round))?)?;
             if calls == Calls::Captured || (calls == Calls::Mixed && round % 2 == 0) {

@@ -120,17 +120,22 @@ impl Case {
     }
 
     /// What every rank's result is to be in every round.
-    fn all_expected(&self) -> Result<Vec<Vec<Vec<u16>>>> {
-        let of_rank = |rank| (0..ROUNDS).map(|round| self.expected(rank, round)).collect();
+    fn all_expected(&self, count: u64) -> Result<Vec<Vec<Vec<u16>>>> {
+        let of_rank = |rank| (0..count).map(|round| self.expected(rank, round)).collect();
         (0..self.ranks).map(of_rank).collect()
     }
 
     /// Runs it, and compares every rank's result of every round.
     fn run(&self) -> Result<()> {
-        self.compare(&self.all_expected()?)
+        self.run_rounds(ROUNDS)
     }
 
-    fn compare(&self, expected: &[Vec<Vec<u16>>]) -> Result<()> {
+    /// The same of so many rounds.
+    pub fn run_rounds(&self, count: u64) -> Result<()> {
+        self.compare(count, &self.all_expected(count)?)
+    }
+
+    fn compare(&self, count: u64, expected: &[Vec<Vec<u16>>]) -> Result<()> {
         let Self { ranks, config, calls, seed } = *self;
         let (all, n) = (Arenas::with(ranks, seed, options()), config.sizes.n);
         let mut sides = Vec::new();
@@ -150,7 +155,7 @@ impl Case {
             let product = scatter.bind(compute, a.view(), weight.view(), Some(bias.view()), d.view_mut())?;
             bound.push(Bound::new([out, compute], product, a)?);
         }
-        let found = rounds(&all, bound, calls, |rank, round| self.a(rank, round))?;
+        let found = rounds(&all, bound, (calls, count), |rank, round| self.a(rank, round))?;
         for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
             for (round, (found, expected)) in found.iter().zip(expected).enumerate() {
                 assert!(found == expected, "{self:?}, rank {rank}, round {round}");
@@ -180,8 +185,8 @@ fn every_method_has_the_bits_of_the_sum_in_order() {
         let mut expected = None;
         for calls in calls {
             let case = Case { ranks, config, calls: *calls, seed: at as u64 };
-            let expected = expected.get_or_insert_with(|| case.all_expected().expect("the oracle multiplies"));
-            case.compare(expected).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+            let expected = expected.get_or_insert_with(|| case.all_expected(ROUNDS).expect("the oracle multiplies"));
+            case.compare(ROUNDS, expected).unwrap_or_else(|error| panic!("{case:?}: {error}"));
         }
     }
 }
@@ -210,9 +215,9 @@ fn random_shapes_under_many_seeds() {
 #[test]
 fn the_order_of_arrival_changes_no_bit() {
     let case = Case { ranks: 3, config: config(Method::Fused, 1, [30, 16, 48]), calls: Calls::Eager, seed: 0 };
-    let expected = case.all_expected().unwrap();
+    let expected = case.all_expected(ROUNDS).unwrap();
     for seed in 0..seeds() {
-        Case { seed, ..case }.compare(&expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
+        Case { seed, ..case }.compare(ROUNDS, &expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
     }
 }
 

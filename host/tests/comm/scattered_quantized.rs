@@ -142,7 +142,7 @@ fn compare<F: Tested, G: Tested>(case: &Case, expected: &[Vec<Vec<u16>>]) -> Res
         let source = product.source;
         bound.push(Bound::new([&ranks.out[i], ranks.all.stream(i)], product, source)?);
     }
-    let found = rounds(&ranks.all, bound, case.calls, |rank, round| case.a(rank, round))?;
+    let found = rounds(&ranks.all, bound, (case.calls, ROUNDS), |rank, round| case.a(rank, round))?;
     for (rank, (found, expected)) in found.iter().zip(expected).enumerate() {
         for (round, (found, expected)) in found.iter().zip(expected).enumerate() {
             assert!(found == expected, "{case:?}, rank {rank}, round {round}");
