@@ -80,7 +80,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     }
 
     /// This member's shard of the gathered operand, in the place of the next call: write all of it, by work on `stream`, then [run](Self::run) the product. What was
-    /// there before is not kept. No other product on the memory takes that place before this one is run or dropped. May be captured.
+    /// there before is not kept. No other product on the memory takes that place before this one is run or dropped, and no graph with a call on the memory is replayed between. May be captured.
     ///
     /// # Errors
     /// [`Error::Invalid`] where shards are columns of the operand as it is stored: there [`copy_shard`](Self::copy_shard) serves; where the shard of another product lies in the place, or the call that had it
@@ -239,7 +239,8 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
             kept.copy_from(compute, &self.of.places[place])?;
         }
         let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
-        inner.release(compute, &begun.put, &mut places[place], place, &flags, others)?;
+        let has_waited = matches!(self.products[place], Product::Fused(_));
+        inner.release(compute, &begun.put, has_waited, &mut places[place], place, &flags, others)?;
         if let (Some(shards), false) = (&self.shards, compute.is_capturing()) {
             // They came before the release, which the next use of the shard comes after.
             shards[place].memory().forget_uses();

@@ -105,7 +105,7 @@ where
         }
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
-        inner.release(compute, &inner.out.mark()?, from, place, &flags, of.parts.others(of.schedule.gathered, &own))
+        inner.release(compute, &inner.out.mark()?, false, from, place, &flags, of.parts.others(of.schedule.gathered, &own))
     }
 }
 

@@ -115,11 +115,12 @@ impl Transfer<'_> {
 
 impl Inner {
     /// Tells the others that what they put has been read, `others` in bytes of the place, after the work of `compute` so far and the puts of the same call, for which `out` may wait for flags too. Outside of graphs
-    /// later work of `compute` does not wait for that, but for the verdict of the kernels: what follows would come of garbage.
+    /// later work of `compute` does not wait for that, but where a kernel of the call `has_waited` for its verdict: what follows would come of garbage.
     pub fn release(
         &self,
         compute: &Stream,
         put: &Event,
+        has_waited: bool,
         of: &mut SymmetricBuffer<u8>,
         place: usize,
         flags: &[(u32, Rank)],
@@ -127,7 +128,9 @@ impl Inner {
     ) -> Result<()> {
         let (aside, is_captured) = (self.aside(compute), compute.is_capturing());
         if !is_captured {
-            self.arena.batch(compute).answered().enqueue()?;
+            if has_waited {
+                self.arena.batch(compute).answered().enqueue()?;
+            }
             aside.wait(&compute.mark()?)?;
         }
         aside.wait(put)?;

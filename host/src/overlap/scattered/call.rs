@@ -216,7 +216,8 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             }
         }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
-        inner.release(compute, &begun.put, &mut places[place], place, &[read, unread].concat(), others.into_iter().collect())
+        let flags = [read, unread].concat();
+        inner.release(compute, &begun.put, is_fused, &mut places[place], place, &flags, others.into_iter().collect())
     }
 
     pub(in crate::overlap) fn memory(&self) -> &Inner {
