@@ -22,21 +22,15 @@ impl Case {
         self.has_puts || self.schedules().iter().any(|schedule| [Schedule::Pull, Schedule::Fused].contains(schedule))
     }
 
-    /// Each rank's communicators among neighbours and between groups of them.
-    fn grids(&self, world: &World) -> Result<Vec<[EmulatedCommunicator; 2]>> {
-        let inner = self.schedules().into_iter().find_map(|schedule| match schedule {
-            Schedule::Hierarchical { inner } => Some(inner),
-            _ => None,
-        });
-        let Some(inner) = inner else { return Ok(Vec::new()) };
-        let (size, outer) = (world.size(), WorldSize::new(self.ranks / inner.get()).unwrap());
-        let grid = |rank: &EmulatedCommunicator| {
-            let at = rank.rank().index();
-            let near = Team::strided(size, Rank::new(at / inner.get() * inner.get(), size).unwrap(), 1, inner)?;
-            let far = Team::strided(size, Rank::new(at % inner.get(), size).unwrap(), inner.get(), outer)?;
-            Ok([rank.team(&near)?.unwrap(), rank.team(&far)?.unwrap()])
-        };
-        world.ranks.iter().map(grid).collect()
+    /// A rank's communicators among neighbours and between groups of them, if the schedule has groups.
+    pub fn grid(&self, rank: &EmulatedCommunicator) -> Result<Option<[EmulatedCommunicator; 2]>> {
+        let of_groups = |schedule| if let Schedule::Hierarchical { inner } = schedule { Some(inner) } else { None };
+        let Some(inner) = self.schedules().into_iter().find_map(of_groups) else { return Ok(None) };
+        let (size, outer) = (self.world(), WorldSize::new(self.ranks / inner.get()).unwrap());
+        let at = rank.rank().index();
+        let near = Team::strided(size, Rank::new(at / inner.get() * inner.get(), size).unwrap(), 1, inner)?;
+        let far = Team::strided(size, Rank::new(at % inner.get(), size).unwrap(), inner.get(), outer)?;
+        Ok(Some([rank.team(&near)?.unwrap(), rank.team(&far)?.unwrap()]))
     }
 
     /// Runs it, and holds every rank's part against the whole.
@@ -87,7 +81,7 @@ impl Case {
 pub struct Ranks {
     case: Case,
     pub world: World,
-    grids: Vec<[EmulatedCommunicator; 2]>,
+    grids: Vec<Option<[EmulatedCommunicator; 2]>>,
     pub members: Vec<Member>,
     pub arenas: Vec<Arena>,
 }
@@ -96,7 +90,7 @@ impl Ranks {
     pub fn new(case: &Case) -> Result<Self> {
         let options = EmulatedOptions { devices: case.ranks, mode: case.mode, seed: Some(case.seed), ..EmulatedOptions::default() };
         let world = World::with(options);
-        let grids = case.grids(&world)?;
+        let grids = world.ranks.iter().map(|rank| case.grid(rank)).collect::<Result<_>>()?;
         let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
         let arenas = match case.has_arena() {
             true => world.ranks.iter().map(|rank| Arena::open(rank, case.options())).collect::<Result<Vec<_>>>()?,
@@ -113,7 +107,7 @@ impl Ranks {
     }
 
     pub fn transport(&self, at: usize) -> Transport<'_> {
-        match (self.arenas.get(at), self.grids.get(at)) {
+        match (self.arenas.get(at), &self.grids[at]) {
             (Some(arena), _) => Transport::both(&self.world.ranks[at], arena, &self.members[at]),
             (None, Some([near, far])) => Transport::collective(&self.world.ranks[at]).with_grid(near, far),
             (None, None) => Transport::collective(&self.world.ranks[at]),
