@@ -50,30 +50,7 @@ impl Case {
 
     /// The same of tensors of other elements.
     pub fn results_in<T: Element>(&self, whole: &Whole) -> Result<Vec<Results>> {
-        let ranks = Ranks::new(self)?;
-        let operations = ranks.operations::<T>()?;
-        let mut tensors = ranks.tensors::<T>(whole)?;
-        for is_backward in [false, true] {
-            if self.puts_heads() && self.mode == Mode::Fast {
-                // Other ranks put into this memory as soon as they begin: all spoil it first.
-                ranks.spoil(&operations)?;
-            }
-            for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
-                if !self.puts_heads() {
-                    self.spoil(operation, stream)?;
-                }
-                if is_backward {
-                    tensors.backward(self, operation, stream)?.run(stream)?;
-                } else {
-                    tensors.set_sequences(self, operation, stream)?;
-                    tensors.forward(self, operation, stream)?.run(stream)?;
-                }
-            }
-        }
-        let found = tensors.iter().zip(&ranks.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
-        drop(operations);
-        ranks.close()?;
-        found
+        Ranks::new(self)?.run::<T>(whole)
     }
 }
 
@@ -89,7 +66,11 @@ pub struct Ranks {
 impl Ranks {
     pub fn new(case: &Case) -> Result<Self> {
         let options = EmulatedOptions { devices: case.ranks, mode: case.mode, seed: Some(case.seed), ..EmulatedOptions::default() };
-        let world = World::with(options);
+        Self::over(case, World::with(options))
+    }
+
+    /// In a world that is there.
+    pub fn over(case: &Case, world: World) -> Result<Self> {
         let grids = world.ranks.iter().map(|rank| case.grid(rank)).collect::<Result<_>>()?;
         let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
         let arenas = match case.has_arena() {
@@ -127,6 +108,32 @@ impl Ranks {
     pub fn set_sequences<T: Element>(&self, operations: &[ContextParallel<'_, T>], tensors: &[Tensors<T>]) -> Result<()> {
         let each = operations.iter().zip(tensors).zip(&self.world.streams);
         each.into_iter().try_for_each(|((operation, tensors), stream)| tensors.set_sequences(&self.case, operation, stream))
+    }
+
+    /// What every rank finds by an eager call of each pass.
+    pub fn run<T: Element>(self, whole: &Whole) -> Result<Vec<Results>> {
+        let (case, operations, mut tensors) = (&self.case, self.operations::<T>()?, self.tensors::<T>(whole)?);
+        for is_backward in [false, true] {
+            if case.puts_heads() && case.mode == Mode::Fast {
+                // Other ranks put into this memory as soon as they begin: all spoil it first.
+                self.spoil(&operations)?;
+            }
+            for ((operation, stream), tensors) in operations.iter().zip(&self.world.streams).zip(&mut tensors) {
+                if !case.puts_heads() {
+                    case.spoil(operation, stream)?;
+                }
+                if is_backward {
+                    tensors.backward(case, operation, stream)?.run(stream)?;
+                } else {
+                    tensors.set_sequences(case, operation, stream)?;
+                    tensors.forward(case, operation, stream)?.run(stream)?;
+                }
+            }
+        }
+        let found = tensors.iter().zip(&self.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
+        drop(operations);
+        self.close()?;
+        found
     }
 
     pub fn close(self) -> Result<()> {
