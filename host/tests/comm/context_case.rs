@@ -335,10 +335,13 @@ impl<T: Element> Tensors<T> {
         })
     }
 
-    /// Other inputs, into the same tensors.
+    /// Other inputs, and sequences, into the same tensors.
     pub fn renew(&mut self, case: &Case, whole: &Whole, rank: Rank, stream: &Stream) -> Result<()> {
         let new = Self::new(case, whole, rank, stream)?;
         for (to, from) in self.inputs.iter_mut().chain(&mut self.outputs).zip(new.inputs.iter().chain(&new.outputs)) {
+            to.copy_from(stream, from)?;
+        }
+        for (to, from) in self.ends.iter_mut().flatten().zip(new.ends.iter().flatten()) {
             to.copy_from(stream, from)?;
         }
         self.log_sum_exp.copy_from(stream, &new.log_sum_exp)
