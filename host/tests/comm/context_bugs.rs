@@ -13,9 +13,10 @@
 //! | a right window by the longest sequence: TransformerEngine #2829 | [`transformer_engine_has_the_window_of_the_longest_sequence`] |
 //! | gradients of keys and values summed in `bf16`: TransformerEngine's rings | `context_sums::transformer_engine_sums_in_bf16` |
 //! | the same summed as they arrive | `context_sums::sums_in_the_order_of_arrival` |
-//! | running results in `bf16` | [`sums_are_of_f32`] |
-//! | flags: not waited for, set early, not reset, of all owners but one | `context_protocol` |
-//! | a section off by one, lengths and diagonals of steps | the mutants of `step_sequences` (`tests/src/mutation/thd.rs`) |
+//! | running results in `bf16` | [`sums_are_of_f32`]: held against what steps that round would give, of values whose sums no seed changes |
+//! | flags: not waited for, set early, not reset, also in a graph, of all owners but one | `context_protocol` |
+//! | a section off by one, the flag of another chunk or of none, the rank of another owner | `tables_of_wrong_flags_are_reported`, `tables_of_wrong_flags_of_packed_sequences_are_reported` (`tests/src/mutation/attention_arriving.rs`, `attention_arriving_packed.rs`) |
+//! | lengths and diagonals of steps | the arrays of `tests/src/cases/thd.rs`, against all pairs of a query and a key: numbers that no seed changes |
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -108,6 +109,7 @@ fn messages_that_are_tampered_with() {
         (Bug::GradientsKept, by(Schedule::Ring)),
         (Bug::GradientsKept, by(Schedule::Gather)),
         (Bug::GradientsToAnother, Case::new(3, full)),
+        (Bug::GradientsToAnother, Case::new(3, full).by(Schedule::Gather)),
         (Bug::MaxLogitKept, largest(SMALL)),
         (Bug::MaxLogitKept, by_steps),
         (Bug::MaxLogitKept, of_packed),
