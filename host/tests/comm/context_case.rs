@@ -234,7 +234,8 @@ impl Case {
             let norm: f64 = expected.iter().map(|b| b * b).sum();
             let largest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             let top = expected.iter().fold(0.0_f64, |top, b| top.max(b.abs()));
-            let error = (error / norm.max(1e-30)).sqrt();
+            // Of gradients that are zero, as of a query that sees one key, what is left of rounding counts as nothing.
+            let error = error.sqrt() / norm.sqrt().max(1e-3);
             assert!(
                 error <= most && largest <= 2.0 * most * top.max(1e-3),
                 "{self:?}, {rank}: {name} is off by {error:.2e}, at most {largest:.2e} of {top:.2e}"
