@@ -72,7 +72,7 @@ fn chunks_of_several_blocks() {
 /// Random lengths of random worlds, masks and heads.
 #[test]
 fn random_sequences() {
-    let count = if is_long() { 200 } else { 6 };
+    let count = if is_long() { 200 } else { 4 };
     for seed in 1..=count {
         let mut numbers = values(seed, 64).into_iter().map(|x| (x.to_f32().abs() * 1e4) as u64);
         let mut below = |bound: u64| numbers.next().unwrap() % bound;

@@ -72,7 +72,7 @@ const ELEMENT: usize = 11;
 const MAX_LOGIT: usize = 12;
 
 /// Of how many samples the cheapest one is run.
-const SAMPLES: usize = 500;
+const SAMPLES: usize = 200;
 
 /// Of each option how many values there are.
 const SIZES: [usize; 13] =
