@@ -55,6 +55,9 @@ use crate::{backend, times};
 /// Seeds after which a mutant that was not reported has survived.
 const SEEDS: u64 = 12;
 
+/// Seeds under each of which a planted table of flags is reported.
+const TABLE_SEEDS: u64 = 32;
+
 /// Seeds of mutants that are excused: an excuse that another seed would show to be stale is found by long runs.
 const FEW: usize = 1;
 

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask};
+use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Window};
 use oxtile::comm::WorldSize;
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Plan, Schedule};
 use oxtile::num::bf16;
 use oxtile::runtime::Mode;
 use oxtile::{Graph, Result};
 
-use crate::context_case::Case;
+use crate::context_case::{Case, Of};
 use crate::context_parallel::{BASE, WINDOWS};
 use crate::context_ranks::Ranks;
-use crate::support::seeds;
+use crate::support::{is_long, seeds};
 use crate::whole_attention::Results;
 
 /// Small enough to be run under many seeds with all checks.
@@ -72,7 +72,39 @@ fn a_first_call_may_be_captured() {
     }
 }
 
+/// A graph serves batches of other sequences, given before each replay: of queries, and of keys that have other lengths.
+#[test]
+fn a_graph_serves_other_sequences() {
+    let batches = [[[7, 8], [0, 0], [16, 16]], [[15, 16], [3, 8], [0, 0]], [[0, 8], [8, 8], [1, 8]]];
+    let attention =
+        AttentionConfig { layout: Layout::Packed, batches: 3, queries: 24, keys: 24, heads: 2, key_heads: 2, mask: Mask::Full, ..SMALL };
+    let of = |round: usize| Case {
+        lengths: batches[round].to_vec(),
+        key_lengths: Some(batches[(round + 1) % 3].to_vec()),
+        ..Case::new(2, attention)
+    };
+    let by = |by: fn(Case) -> Case| captured_in(&by(of(0)), |round| by(of(round as usize % 3))).unwrap();
+    by(|case| case);
+    by(|case| case.by(Schedule::Pull));
+    by(|case| case.by(Schedule::Gather));
+    by(|case| case.by(Schedule::AllToAll));
+    by(Case::by_puts);
+    by(Case::fused);
+    // Both passes in one launch each: 48 rows for each one.
+    by(|case| {
+        let attention = AttentionConfig { queries: 24 * 48, keys: 24 * 48, heads: 1, key_heads: 1, head_size: 64, ..case.config.attention };
+        let config = ContextParallelConfig { attention, ..case.config };
+        let long = |lengths: &[[u64; 2]]| lengths.iter().map(|[some, all]| [some * 48, all * 48]).collect::<Vec<_>>();
+        Case { lengths: long(&case.lengths), key_lengths: case.key_lengths.as_deref().map(long), config, ..case }.by(Schedule::Fused)
+    });
+}
+
 pub fn captured(case: &Case) -> Result<()> {
+    captured_in(case, |_| case.clone())
+}
+
+/// The same of each round's sequences.
+fn captured_in(case: &Case, of_round: impl Fn(u64) -> Case) -> Result<()> {
     let ranks = Ranks::new(case)?;
     let operations = ranks.operations::<bf16>()?;
     let mut tensors = ranks.tensors(&case.whole())?;
@@ -91,9 +123,13 @@ pub fn captured(case: &Case) -> Result<()> {
         graphs.push([first, second]);
     }
     for round in 1..4 {
-        let whole = Case { seed: round, ..case.clone() }.whole();
-        for ((rank, stream), tensors) in ranks.world.size().ranks().zip(&ranks.world.streams).zip(&mut tensors) {
-            tensors.renew(case, &whole, rank, stream)?;
+        let case = Case { seed: round, ..of_round(round) };
+        let whole = case.whole();
+        for (((rank, stream), tensors), operation) in
+            ranks.world.size().ranks().zip(&ranks.world.streams).zip(&mut tensors).zip(&operations)
+        {
+            tensors.renew(&case, &whole, rank, stream)?;
+            tensors.set_sequences(&case, operation, stream)?;
         }
         for pass in 0..2 {
             for (graphs, stream) in graphs.iter_mut().zip(&ranks.world.streams) {
@@ -242,6 +278,37 @@ fn every_rank_is_seen_for_itself() {
         let expected = whole.solve();
         for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
             case.compare(rank, &found, &expected);
+        }
+    }
+}
+
+/// Values that are one in the column of their key: a result is above zero just where its query sees the key.
+#[test]
+fn results_have_the_pattern_of_the_mask() {
+    let windows = [Window::default(), WINDOWS[0], WINDOWS[1]];
+    let masks = windows.into_iter().flat_map(|window| [Mask::CausalBottomRight, Mask::Full].map(|mask| (window, mask)));
+    for (of, (window, mask)) in masks.enumerate() {
+        // In quick runs each schedule has two of the masks.
+        for (_, mut case) in (0..).zip(schedules()).filter(|(at, _)| is_long() || (at + of) % 3 == 0) {
+            let attention = &mut case.config.attention;
+            (attention.window, attention.mask, attention.head_size) = (window, mask, 16);
+            let AttentionConfig { queries, heads, key_heads, .. } = *attention;
+            if window != Window::default() && case.schedules().contains(&Schedule::Fused) {
+                continue;
+            }
+            let mut whole = case.whole();
+            whole.v.iter_mut().enumerate().for_each(|(at, v)| *v = if at / (16 * key_heads as usize) == at % 16 { 1.0 } else { 0.0 });
+            for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+                for (at, out) in found.out.iter().enumerate() {
+                    let (row, key) = (at / (16 * heads as usize), (at % 16) as u64);
+                    let query = case.token(rank, Of::Queries, row) as u64;
+                    let is_seen = key < queries
+                        && (mask == Mask::Full || key <= query)
+                        && window.left.is_none_or(|left| key + left >= query)
+                        && window.right.is_none_or(|right| key <= query + right);
+                    assert_eq!(*out > 0.0, is_seen, "{case:?}, {rank}: query {query}, key {key} is {out}");
+                }
+            }
         }
     }
 }

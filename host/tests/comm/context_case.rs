@@ -15,6 +15,24 @@ use oxtile::{Bound, Buffer, HostElement, Result, Stream};
 use crate::values::values as operand;
 use crate::whole_attention::{Results, Sequence, Whole, place};
 
+/// What tokens of a sequence are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    Queries,
+    Keys,
+}
+
+/// Sums of lengths: of valid rows, and of all.
+fn ends(lengths: &[[u64; 2]]) -> [Vec<u32>; 2] {
+    [0, 1].map(|of| {
+        let sum = |sum: &mut u32, length: &[u64; 2]| {
+            *sum += length[of] as u32;
+            Some(*sum)
+        };
+        std::iter::once(0).chain(lengths.iter().scan(0, sum)).collect()
+    })
+}
+
 /// A program of every rank.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -22,6 +40,8 @@ pub struct Case {
     pub config: ContextParallelConfig,
     /// Lengths and padded lengths of packed sequences.
     pub lengths: Vec<[u64; 2]>,
+    /// Those of their keys, where they are other ones than those of queries.
+    pub key_lengths: Option<Vec<[u64; 2]>>,
     pub mode: Mode,
     pub seed: u64,
     /// Of arenas.
@@ -33,7 +53,8 @@ pub struct Case {
 impl Case {
     pub fn new(ranks: u32, attention: AttentionConfig) -> Self {
         let config = ContextParallelConfig::new(attention).by(Schedule::Ring);
-        Self { ranks, config, lengths: Vec::new(), mode: Mode::Fast, seed: 1, deadline: Duration::from_secs(60), has_puts: false }
+        let (mode, deadline) = (Mode::Fast, Duration::from_secs(60));
+        Self { ranks, config, lengths: Vec::new(), key_lengths: None, mode, seed: 1, deadline, has_puts: false }
     }
 
     pub fn by(self, schedule: Schedule) -> Self {
@@ -65,35 +86,28 @@ impl Case {
         WorldSize::new(self.ranks).unwrap()
     }
 
-    /// Sums of lengths: of valid rows, and of all.
-    fn ends(&self) -> [Vec<u32>; 2] {
-        [0, 1].map(|of| {
-            let sum = |sum: &mut u32, length: &[u64; 2]| {
-                *sum += length[of] as u32;
-                Some(*sum)
-            };
-            std::iter::once(0).chain(self.lengths.iter().scan(0, sum)).collect()
-        })
+    /// Lengths and padded lengths of packed sequences.
+    fn lengths(&self, of: Of) -> &[[u64; 2]] {
+        self.key_lengths.as_ref().filter(|_| of == Of::Keys).unwrap_or(&self.lengths)
     }
 
     /// The whole problem: values that are exact in bf16. Rows in no sequence are NaN.
     pub fn whole(&self) -> Whole {
         let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.config.attention;
         let batches = if layout == Layout::Packed { 1 } else { batches };
-        let [_, offsets] = self.ends();
-        let of = |(at, [length, _]): (usize, &[u64; 2])| {
-            let rows = [*length as usize, offsets[at] as usize];
-            Sequence { queries: rows, keys: rows }
+        let rows = |of: Of| -> Vec<[usize; 2]> {
+            let ([_, offsets], lengths) = (ends(self.lengths(of)), self.lengths(of));
+            lengths.iter().zip(offsets).map(|([length, _], first)| [*length as usize, first as usize]).collect()
         };
-        let sequences: Vec<_> = self.lengths.iter().enumerate().map(of).collect();
-        let values = |seed, rows: u64, heads: u64, size: u64| -> Vec<f64> {
+        let sequences = rows(Of::Queries).into_iter().zip(rows(Of::Keys)).map(|(queries, keys)| Sequence { queries, keys }).collect();
+        let values = |seed, of: Of, heads: u64, size: u64| -> Vec<f64> {
+            let (valid, rows) = (rows(of), if of == Of::Queries { queries } else { keys });
             let all = operand(seed, batches * rows * heads * size);
             let mut all: Vec<f64> = all.into_iter().map(|x| f64::from(x.to_f32() / 2.0)).map(|x| Half::from_f64(x).to_f64()).collect();
             if layout == Layout::Packed {
                 let row = (heads * size) as usize;
                 for (at, values) in all.chunks_mut(row).enumerate() {
-                    let is_valid = |sequence: &Sequence| (sequence.queries[1]..sequence.queries[1] + sequence.queries[0]).contains(&at);
-                    if !sequences.iter().any(is_valid) {
+                    if !valid.iter().any(|[length, first]| (*first..first + length).contains(&at)) {
                         values.fill(f64::NAN);
                     }
                 }
@@ -103,25 +117,31 @@ impl Case {
         let value = self.config.attention.value_size();
         Whole {
             config: self.config.attention,
-            q: values(self.seed * 10 + 1, queries, heads, head_size),
-            k: values(self.seed * 10 + 2, keys, key_heads, head_size),
-            v: values(self.seed * 10 + 3, keys, key_heads, value),
-            grad_out: values(self.seed * 10 + 4, queries, heads, value),
+            q: values(self.seed * 10 + 1, Of::Queries, heads, head_size),
+            k: values(self.seed * 10 + 2, Of::Keys, key_heads, head_size),
+            v: values(self.seed * 10 + 3, Of::Keys, key_heads, value),
+            grad_out: values(self.seed * 10 + 4, Of::Queries, heads, value),
             sink: (0..heads).map(|head| head as f64 / 2.0 - 0.5).collect(),
             sequences,
         }
     }
 
+    /// Tokens of all ranks.
+    fn tokens(&self, of: Of) -> u64 {
+        if of == Of::Queries { self.config.attention.queries } else { self.config.attention.keys }
+    }
+
     /// The token of the whole that a row of a rank's tensors is.
-    pub fn token(&self, rank: Rank, tokens: u64, row: usize) -> usize {
+    pub fn token(&self, rank: Rank, of: Of, row: usize) -> usize {
         let (partition, world) = (self.config.partition, self.world());
+        let tokens = self.tokens(of);
         if self.config.attention.layout != Layout::Packed {
             return partition.token(rank, world, tokens, row as u64) as usize;
         }
-        let [_, offsets] = self.ends();
+        let [_, offsets] = ends(self.lengths(of));
         let ranks = self.ranks as usize;
         let bounds = |at: usize| [offsets[at] as usize, offsets[at + 1] as usize];
-        let sequence = (0..self.lengths.len()).find(|at| row < bounds(*at)[1] / ranks);
+        let sequence = (0..offsets.len() - 1).find(|at| row < bounds(*at)[1] / ranks);
         let Some([first, end]) = sequence.map(bounds) else {
             // After the last sequence.
             let last = *offsets.last().unwrap() as usize;
@@ -132,14 +152,14 @@ impl Case {
     }
 
     /// A rank's part of a tensor of `[batches, tokens, heads, size]`.
-    pub fn part(&self, rank: Rank, whole: &[f64], [tokens, heads, size]: [u64; 3]) -> Vec<f64> {
+    pub fn part(&self, rank: Rank, whole: &[f64], of: Of, shape: [u64; 2]) -> Vec<f64> {
         let AttentionConfig { layout, batches, .. } = self.config.attention;
         let batches = if layout == Layout::Packed { 1 } else { batches as usize };
-        let [tokens, heads, size] = [tokens, heads, size].map(|n| n as usize);
+        let ([heads, size], tokens) = (shape.map(|n| n as usize), self.tokens(of) as usize);
         let rows = tokens / self.ranks as usize;
         let mut part = vec![0.0; batches * rows * heads * size];
         for (batch, row, head) in (0..batches).flat_map(|b| (0..rows).flat_map(move |r| (0..heads).map(move |h| (b, r, h)))) {
-            let from = place(layout, [batches, tokens, heads, size], [batch, self.token(rank, tokens as u64, row), head]);
+            let from = place(layout, [batches, tokens, heads, size], [batch, self.token(rank, of, row), head]);
             let to = place(layout, [batches, rows, heads, size], [batch, row, head]);
             part[to..to + size].copy_from_slice(&whole[from..from + size]);
         }
@@ -151,21 +171,21 @@ impl Case {
         let AttentionConfig { layout, batches, queries, heads, .. } = self.config.attention;
         let batches = if layout == Layout::Packed { 1 } else { batches };
         let rows = (queries / u64::from(self.ranks)) as usize;
-        let token = |row| self.token(rank, queries, row);
+        let token = |row| self.token(rank, Of::Queries, row);
         (0..(batches * heads) as usize).flat_map(|head| (0..rows).map(move |row| whole[head * queries as usize + token(row)])).collect()
     }
 
     /// A rank's part of the results of the whole.
     pub fn of_rank(&self, rank: Rank, whole: &Results) -> Results {
-        let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = self.config.attention;
+        let AttentionConfig { heads, key_heads, head_size, .. } = self.config.attention;
         let value = self.config.attention.value_size();
         Results {
-            out: self.part(rank, &whole.out, [queries, heads, value]),
+            out: self.part(rank, &whole.out, Of::Queries, [heads, value]),
             log_sum_exp: self.statistics(rank, &whole.log_sum_exp),
             max_logit: whole.max_logit.clone(),
-            grad_q: self.part(rank, &whole.grad_q, [queries, heads, head_size]),
-            grad_k: self.part(rank, &whole.grad_k, [keys, key_heads, head_size]),
-            grad_v: self.part(rank, &whole.grad_v, [keys, key_heads, value]),
+            grad_q: self.part(rank, &whole.grad_q, Of::Queries, [heads, head_size]),
+            grad_k: self.part(rank, &whole.grad_k, Of::Keys, [key_heads, head_size]),
+            grad_v: self.part(rank, &whole.grad_v, Of::Keys, [key_heads, value]),
             grad_sink: whole.grad_sink.clone(),
         }
     }
@@ -177,7 +197,7 @@ impl Case {
         for (tensor, size, factor) in [(&mut whole.k, head_size, 2.0_f64), (&mut whole.v, self.config.attention.value_size(), 4.0)] {
             let shape = [batches, keys, key_heads, size].map(|n| n as usize);
             for rank in self.world().ranks() {
-                let rows = (0..shape[1] / self.ranks as usize).map(|row| self.token(rank, keys, row));
+                let rows = (0..shape[1] / self.ranks as usize).map(|row| self.token(rank, Of::Keys, row));
                 for (token, batch, head) in
                     rows.flat_map(|token| (0..shape[0]).flat_map(move |b| (0..shape[2]).map(move |h| (token, b, h))))
                 {
@@ -214,7 +234,8 @@ impl Case {
             let norm: f64 = expected.iter().map(|b| b * b).sum();
             let largest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             let top = expected.iter().fold(0.0_f64, |top, b| top.max(b.abs()));
-            let error = (error / norm.max(1e-30)).sqrt();
+            // Of gradients that are zero, as of a query that sees one key, what is left of rounding counts as nothing.
+            let error = error.sqrt() / norm.sqrt().max(1e-3);
             assert!(
                 error <= most && largest <= 2.0 * most * top.max(1e-3),
                 "{self:?}, {rank}: {name} is off by {error:.2e}, at most {largest:.2e} of {top:.2e}"
@@ -276,27 +297,34 @@ pub struct Tensors<T = bf16> {
     max_logit: Buffer<f32>,
     grad_sink: Buffer<f32>,
     sink: Buffer<f32>,
-    /// Sums of lengths of all sequences, valid and padded.
-    ends: [Buffer<u32>; 2],
+    /// Sums of lengths of all sequences, valid and padded: of queries, and of keys.
+    ends: [[Buffer<u32>; 2]; 2],
 }
 
 impl<T: Element> Tensors<T> {
     pub fn new(case: &Case, whole: &Whole, rank: Rank, stream: &Stream) -> Result<Self> {
-        let AttentionConfig { queries, keys, heads, key_heads, head_size, .. } = whole.config;
+        let AttentionConfig { queries, heads, key_heads, head_size, .. } = whole.config;
         let value = whole.config.value_size();
-        let upload = |whole: &[f64], shape| {
-            let part: Vec<_> = case.part(rank, whole, shape).into_iter().map(T::host).collect();
+        let upload = |whole: &[f64], of: Of, shape| {
+            let part: Vec<_> = case.part(rank, whole, of, shape).into_iter().map(T::host).collect();
             Buffer::<T>::from_slice(stream, &part)
         };
-        let [of_q, of_k, of_v, of_out] =
-            [[queries, heads, head_size], [keys, key_heads, head_size], [keys, key_heads, value], [queries, heads, value]];
-        let inputs = [upload(&whole.q, of_q)?, upload(&whole.k, of_k)?, upload(&whole.v, of_v)?, upload(&whole.grad_out, of_out)?];
+        let inputs = [
+            upload(&whole.q, Of::Queries, [heads, head_size])?,
+            upload(&whole.k, Of::Keys, [key_heads, head_size])?,
+            upload(&whole.v, Of::Keys, [key_heads, value])?,
+            upload(&whole.grad_out, Of::Queries, [heads, value])?,
+        ];
         let nan = |like: usize| Buffer::<T>::from_slice(stream, &vec![T::host(f64::NAN); inputs[like].len() as usize]);
         let outputs = [nan(3)?, nan(0)?, nan(1)?, nan(2)?];
         let batches = if whole.config.layout == Layout::Packed { 1 } else { whole.config.batches };
         let numbers = |len: u64| Buffer::from_slice(stream, &vec![f32::NAN; len as usize]);
         let sink: Vec<f32> = whole.sink.iter().map(|sink| *sink as f32).collect();
-        let [ends, offsets] = case.ends();
+        let array = |ends: Vec<u32>| Buffer::from_slice(stream, &ends);
+        let both = |of: Of| -> Result<[Buffer<u32>; 2]> {
+            let [ends, offsets] = ends(case.lengths(of));
+            Ok([array(ends)?, array(offsets)?])
+        };
         Ok(Self {
             inputs,
             outputs,
@@ -304,14 +332,17 @@ impl<T: Element> Tensors<T> {
             max_logit: numbers(heads)?,
             grad_sink: numbers(heads)?,
             sink: Buffer::from_slice(stream, &sink)?,
-            ends: [Buffer::from_slice(stream, &ends)?, Buffer::from_slice(stream, &offsets)?],
+            ends: [both(Of::Queries)?, both(Of::Keys)?],
         })
     }
 
-    /// Other inputs, into the same tensors.
+    /// Other inputs, and sequences, into the same tensors.
     pub fn renew(&mut self, case: &Case, whole: &Whole, rank: Rank, stream: &Stream) -> Result<()> {
         let new = Self::new(case, whole, rank, stream)?;
         for (to, from) in self.inputs.iter_mut().chain(&mut self.outputs).zip(new.inputs.iter().chain(&new.outputs)) {
+            to.copy_from(stream, from)?;
+        }
+        for (to, from) in self.ends.iter_mut().flatten().zip(new.ends.iter().flatten()) {
             to.copy_from(stream, from)?;
         }
         self.log_sum_exp.copy_from(stream, &new.log_sum_exp)
@@ -321,8 +352,9 @@ impl<T: Element> Tensors<T> {
         if case.config.attention.layout != Layout::Packed {
             return Ok(());
         }
-        let packed = Packed { cu_seqlens: self.ends[0].view(), cu_seqlens_padded: self.ends[1].view() };
-        operation.set_sequences(stream, packed, packed)
+        let [queries, keys] =
+            self.ends.each_ref().map(|[ends, offsets]| Packed { cu_seqlens: ends.view(), cu_seqlens_padded: offsets.view() });
+        operation.set_sequences(stream, queries, keys)
     }
 
     pub fn forward<'a>(&'a mut self, case: &Case, operation: &'a ContextParallel<'_, T>, stream: &Stream) -> Result<Bound<'a>> {

@@ -1,18 +1,20 @@
-//! How often bytes are copied by traded heads, of what is recorded.
+//! Copies and launches of passes, of what is recorded: how often bytes are copied by traded heads, and what runs beside the one launch.
 
-use oxtile::attention::AttentionConfig;
+use oxtile::attention::{AttentionConfig, Layout};
+use oxtile::context_parallel::Schedule;
 use oxtile::num::bf16;
-use oxtile::timeline::{Activity, Timeline};
+use oxtile::timeline::{Activity, Recording, Timeline};
 
 use crate::context_case::Case;
 use crate::context_parallel::BASE;
 use crate::context_ranks::Ranks;
 
-/// Bytes that copies of rank 0 move in a forward and in a backward pass.
-fn moved(case: &Case) -> [u64; 2] {
+/// What all ranks do in a forward and in a backward pass.
+fn recorded(case: &Case) -> [Recording; 2] {
     let ranks = Ranks::new(case).unwrap();
     let operations = ranks.operations::<bf16>().unwrap();
     let mut tensors = ranks.tensors::<bf16>(&case.whole()).unwrap();
+    ranks.set_sequences(&operations, &tensors).unwrap();
     [false, true].map(|is_backward| {
         let mut passes: Vec<_> = operations
             .iter()
@@ -27,7 +29,13 @@ fn moved(case: &Case) -> [u64; 2] {
         let timeline = Timeline::start(&ranks.world.runtime).unwrap();
         passes.iter_mut().zip(&ranks.world.streams).for_each(|(pass, stream)| pass.run(stream).unwrap());
         ranks.world.streams.iter().for_each(|stream| stream.synchronize().unwrap());
-        let recording = timeline.finish().unwrap();
+        timeline.finish().unwrap()
+    })
+}
+
+/// Bytes that copies of rank 0 move in a forward and in a backward pass.
+fn moved(case: &Case) -> [u64; 2] {
+    recorded(case).map(|recording| {
         let copies = recording.spans.iter().filter(|span| (span.rank, span.activity) == (0, Activity::Copy));
         copies.filter_map(|span| span.bytes).sum()
     })
@@ -48,4 +56,29 @@ fn own_results_go_straight_to_their_tensor() {
     // A number for each head and token.
     let numbers = 8 * 4;
     assert_eq!(moved(&case), [given(3, 0, head) + taken(1, numbers, head), given(5, numbers, head) + taken(3, 0, head)]);
+}
+
+/// One launch attends in each pass of each rank; beside it are copies, flags and, in the backward pass, kernels of attention that prepare and finish gradients. No rank takes part in a collective.
+#[test]
+fn one_launch_attends() {
+    let dense = AttentionConfig { queries: 512, keys: 512, ..BASE };
+    let packed = AttentionConfig { layout: Layout::Packed, batches: 2, ..dense };
+    for case in [Case::new(2, dense), Case { lengths: vec![[500, 504], [3, 8]], ..Case::new(2, packed) }] {
+        let [forward, backward] = recorded(&case.by(Schedule::Fused));
+        let names = |recording: &Recording, rank: u32| -> Vec<String> {
+            let of_rank = recording.spans.iter().filter(|span| (span.rank, span.activity) == (rank, Activity::Kernel));
+            of_rank.map(|span| span.name.clone()).collect()
+        };
+        for rank in 0..2 {
+            let [forward, backward] = [names(&forward, rank), names(&backward, rank)];
+            assert!(matches!(&forward[..], [one] if one.starts_with("attention_forward__") && one.contains("arriving")), "{forward:?}");
+            let main = backward.iter().filter(|name| name.starts_with("attention_backward_arriving")).count();
+            assert!(main == 1 && backward.iter().all(|name| name.starts_with("attention_backward_")), "{backward:?}");
+        }
+        let spans = forward.spans.iter().chain(&backward.spans);
+        assert!(spans.clone().all(|span| span.activity != Activity::Collective));
+        // Copies are those of keys and values to the other rank.
+        let copies = spans.filter(|span| span.activity == Activity::Copy);
+        assert!(copies.clone().count() >= 8 && copies.into_iter().all(|copy| copy.name.starts_with("put to device")));
+    }
 }

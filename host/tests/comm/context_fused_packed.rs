@@ -29,7 +29,7 @@ fn case(ranks: u32, lengths: Vec<[u64; 2]>, attention: AttentionConfig) -> Case 
     Case { lengths, ..Case::new(ranks, attention).fused() }
 }
 
-/// Empty sequences, of one token, of padding alone, and whole ones, in every world and with either mask; key heads that are shared.
+/// Empty sequences, of one token, of padding alone, and whole ones, in every world; key heads that are shared.
 #[test]
 fn every_world() {
     for ranks in 1..=4 {
@@ -39,7 +39,7 @@ fn every_world() {
             vec![[0, unit], [0, 0]],
             vec![[0, 0], [20 * unit + 1, 21 * unit], [1, 2 * unit]],
         ];
-        for (lengths, mask) in lengths.into_iter().flat_map(|lengths| MASKS.map(|mask| (lengths.clone(), mask))) {
+        for (lengths, mask) in by_turns(lengths.to_vec()) {
             case(ranks, lengths, AttentionConfig { heads: 4, key_heads: 2, mask, ..BASE }).run().unwrap();
         }
     }
@@ -72,7 +72,7 @@ fn chunks_of_several_blocks() {
 /// Random lengths of random worlds, masks and heads.
 #[test]
 fn random_sequences() {
-    let count = if is_long() { 200 } else { 6 };
+    let count = if is_long() { 200 } else { 4 };
     for seed in 1..=count {
         let mut numbers = values(seed, 64).into_iter().map(|x| (x.to_f32().abs() * 1e4) as u64);
         let mut below = |bound: u64| numbers.next().unwrap() % bound;

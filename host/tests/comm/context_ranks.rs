@@ -22,21 +22,15 @@ impl Case {
         self.has_puts || self.schedules().iter().any(|schedule| [Schedule::Pull, Schedule::Fused].contains(schedule))
     }
 
-    /// Each rank's communicators among neighbours and between groups of them.
-    fn grids(&self, world: &World) -> Result<Vec<[EmulatedCommunicator; 2]>> {
-        let inner = self.schedules().into_iter().find_map(|schedule| match schedule {
-            Schedule::Hierarchical { inner } => Some(inner),
-            _ => None,
-        });
-        let Some(inner) = inner else { return Ok(Vec::new()) };
-        let (size, outer) = (world.size(), WorldSize::new(self.ranks / inner.get()).unwrap());
-        let grid = |rank: &EmulatedCommunicator| {
-            let at = rank.rank().index();
-            let near = Team::strided(size, Rank::new(at / inner.get() * inner.get(), size).unwrap(), 1, inner)?;
-            let far = Team::strided(size, Rank::new(at % inner.get(), size).unwrap(), inner.get(), outer)?;
-            Ok([rank.team(&near)?.unwrap(), rank.team(&far)?.unwrap()])
-        };
-        world.ranks.iter().map(grid).collect()
+    /// A rank's communicators among neighbours and between groups of them, if the schedule has groups.
+    pub fn grid(&self, rank: &EmulatedCommunicator) -> Result<Option<[EmulatedCommunicator; 2]>> {
+        let of_groups = |schedule| if let Schedule::Hierarchical { inner } = schedule { Some(inner) } else { None };
+        let Some(inner) = self.schedules().into_iter().find_map(of_groups) else { return Ok(None) };
+        let (size, outer) = (self.world(), WorldSize::new(self.ranks / inner.get()).unwrap());
+        let at = rank.rank().index();
+        let near = Team::strided(size, Rank::new(at / inner.get() * inner.get(), size).unwrap(), 1, inner)?;
+        let far = Team::strided(size, Rank::new(at % inner.get(), size).unwrap(), inner.get(), outer)?;
+        Ok(Some([rank.team(&near)?.unwrap(), rank.team(&far)?.unwrap()]))
     }
 
     /// Runs it, and holds every rank's part against the whole.
@@ -56,30 +50,7 @@ impl Case {
 
     /// The same of tensors of other elements.
     pub fn results_in<T: Element>(&self, whole: &Whole) -> Result<Vec<Results>> {
-        let ranks = Ranks::new(self)?;
-        let operations = ranks.operations::<T>()?;
-        let mut tensors = ranks.tensors::<T>(whole)?;
-        for is_backward in [false, true] {
-            if self.puts_heads() && self.mode == Mode::Fast {
-                // Other ranks put into this memory as soon as they begin: all spoil it first.
-                ranks.spoil(&operations)?;
-            }
-            for ((operation, stream), tensors) in operations.iter().zip(&ranks.world.streams).zip(&mut tensors) {
-                if !self.puts_heads() {
-                    self.spoil(operation, stream)?;
-                }
-                if is_backward {
-                    tensors.backward(self, operation, stream)?.run(stream)?;
-                } else {
-                    tensors.set_sequences(self, operation, stream)?;
-                    tensors.forward(self, operation, stream)?.run(stream)?;
-                }
-            }
-        }
-        let found = tensors.iter().zip(&ranks.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
-        drop(operations);
-        ranks.close()?;
-        found
+        Ranks::new(self)?.run::<T>(whole)
     }
 }
 
@@ -87,7 +58,7 @@ impl Case {
 pub struct Ranks {
     case: Case,
     pub world: World,
-    grids: Vec<[EmulatedCommunicator; 2]>,
+    grids: Vec<Option<[EmulatedCommunicator; 2]>>,
     pub members: Vec<Member>,
     pub arenas: Vec<Arena>,
 }
@@ -95,8 +66,12 @@ pub struct Ranks {
 impl Ranks {
     pub fn new(case: &Case) -> Result<Self> {
         let options = EmulatedOptions { devices: case.ranks, mode: case.mode, seed: Some(case.seed), ..EmulatedOptions::default() };
-        let world = World::with(options);
-        let grids = case.grids(&world)?;
+        Self::over(case, World::with(options))
+    }
+
+    /// In a world that is there.
+    pub fn over(case: &Case, world: World) -> Result<Self> {
+        let grids = world.ranks.iter().map(|rank| case.grid(rank)).collect::<Result<_>>()?;
         let members = world.size().ranks().map(|rank| Team::all(world.size()).member(rank).unwrap()).collect();
         let arenas = match case.has_arena() {
             true => world.ranks.iter().map(|rank| Arena::open(rank, case.options())).collect::<Result<Vec<_>>>()?,
@@ -113,7 +88,7 @@ impl Ranks {
     }
 
     pub fn transport(&self, at: usize) -> Transport<'_> {
-        match (self.arenas.get(at), self.grids.get(at)) {
+        match (self.arenas.get(at), &self.grids[at]) {
             (Some(arena), _) => Transport::both(&self.world.ranks[at], arena, &self.members[at]),
             (None, Some([near, far])) => Transport::collective(&self.world.ranks[at]).with_grid(near, far),
             (None, None) => Transport::collective(&self.world.ranks[at]),
@@ -133,6 +108,32 @@ impl Ranks {
     pub fn set_sequences<T: Element>(&self, operations: &[ContextParallel<'_, T>], tensors: &[Tensors<T>]) -> Result<()> {
         let each = operations.iter().zip(tensors).zip(&self.world.streams);
         each.into_iter().try_for_each(|((operation, tensors), stream)| tensors.set_sequences(&self.case, operation, stream))
+    }
+
+    /// What every rank finds by an eager call of each pass.
+    pub fn run<T: Element>(self, whole: &Whole) -> Result<Vec<Results>> {
+        let (case, operations, mut tensors) = (&self.case, self.operations::<T>()?, self.tensors::<T>(whole)?);
+        for is_backward in [false, true] {
+            if case.puts_heads() && case.mode == Mode::Fast {
+                // Other ranks put into this memory as soon as they begin: all spoil it first.
+                self.spoil(&operations)?;
+            }
+            for ((operation, stream), tensors) in operations.iter().zip(&self.world.streams).zip(&mut tensors) {
+                if !case.puts_heads() {
+                    case.spoil(operation, stream)?;
+                }
+                if is_backward {
+                    tensors.backward(case, operation, stream)?.run(stream)?;
+                } else {
+                    tensors.set_sequences(case, operation, stream)?;
+                    tensors.forward(case, operation, stream)?.run(stream)?;
+                }
+            }
+        }
+        let found = tensors.iter().zip(&self.world.streams).map(|(tensors, stream)| tensors.results(stream)).collect();
+        drop(operations);
+        self.close()?;
+        found
     }
 
     pub fn close(self) -> Result<()> {

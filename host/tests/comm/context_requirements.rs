@@ -58,7 +58,7 @@ const SHOWN: [(&str, &str, &[&str]); 31] = [
     ("R-NVS-1", "every schedule runs", &["context_parallel::other_schedules", "context_parallel::every_world_and_layout"]),
     ("R-NVS-2", "memory outlives the forward pass", &["context_calls::layers_take_turns"]),
     ("R-NVS-3", "state is in one object", &["context_tensors::passes_may_differ"]),
-    ("R-NVS-4", "what is not there is named", &["src/symmetric/nvshmem/fake.rs::what_is_not_there_is_named_on_every_rank"]),
+    ("R-NVS-4", "what is not there is named", &["src/symmetric/nvshmem/library.rs::what_is_no_library_is_named"]),
     ("R-NVS-5", "what reads a transfer waits for it", &["context_protocol::what_pull_may_not_leave_out"]),
     ("R-NVS-6", "what is set up is set up once", &["context_calls::a_first_call_may_be_captured"]),
     ("R-NVS-7", "the library prints nothing", &["context_requirements::the_library_prints_nothing"]),

@@ -82,17 +82,15 @@ fn gradients(case: &Case, of_rank: [f64; 4], how: How) -> Vec<f64> {
     tensors.iter().zip(&ranks.world.streams).flat_map(|(tensors, stream)| tensors.results(stream).unwrap().grad_v).collect()
 }
 
-/// Four ranks whose parts follow one another, by each schedule that adds up gradients: of ring all seeds, of the others some.
+/// Four ranks whose parts follow one another, by each schedule that adds up gradients, of each seed.
 fn cases() -> impl Iterator<Item = Case> {
     let attention = AttentionConfig { mask: Mask::Full, queries: 16, keys: 16, ..SMALL };
     let of = move |schedule| {
         let case = Case::new(4, attention).by(schedule);
-        Case { config: ContextParallelConfig { partition: Partition::Contiguous, ..case.config }, ..case }
+        // Nothing is summed in the forward pass: the one of the fewest launches.
+        Case { config: ContextParallelConfig { partition: Partition::Contiguous, forward: Schedule::Gather, ..case.config }, ..case }
     };
-    [(Schedule::Ring, 32), (Schedule::Pull, 4), (Schedule::Gather, 4)].into_iter().flat_map(move |(schedule, count)| {
-        let case = of(schedule);
-        seeds(&case).take(count).collect::<Vec<_>>()
-    })
+    [Schedule::Ring, Schedule::Pull, Schedule::Gather].into_iter().flat_map(move |schedule| seeds(&of(schedule)).collect::<Vec<_>>())
 }
 
 /// TransformerEngine's rings keep sums of gradients in `bf16`: what is left of parts that cancel is lost.

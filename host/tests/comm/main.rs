@@ -21,6 +21,8 @@
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_fused`, `context_fused_packed` | passes in one launch, which wait for keys; of packed sequences |
+//! | `context_pairs` | a sample of its options in which every two values meet |
+//! | `context_lengths` | packed sequences whose keys have other lengths than their queries |
 //! | `context_largest`, `context_fp8`, `context_refusals` | the largest scores of heads; attention of 8 bits; what is refused |
 //! | `context_bugs`, `context_tampered`, `context_sums`, `context_protocol` | planted bugs of it: of what ranks compute and send, how messages are tampered with; of sums, and of its flags |
 //! | `context_deaths`, `context_copies`, `context_requirements` | ranks of it that end, or are late; how often bytes are copied; which test shows what |
@@ -52,6 +54,8 @@ mod context_fp8;
 mod context_fused;
 mod context_fused_packed;
 mod context_largest;
+mod context_lengths;
+mod context_pairs;
 mod context_parallel;
 mod context_protocol;
 mod context_ranks;

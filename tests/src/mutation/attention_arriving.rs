@@ -17,7 +17,7 @@ use oxtile_tile::num::bf16;
 use super::attention::{EQUIVALENTS, SIZE, upload};
 use super::attention_backward::OF_THE_WALK;
 use super::device::{Chunk, Device, Elements, words};
-use super::{Job, SEEDS};
+use super::{Job, TABLE_SEEDS};
 
 pub const JOBS: &[Job] = &[
     Job { name: "attention_arriving", run: |device| attend(device, Listed::Right), equivalents: EQUIVALENTS },
@@ -38,7 +38,7 @@ enum Listed {
 
 /// Tables of wrong flags, each of which is reported under every seed.
 pub fn wrong_flags() -> Result<(), String> {
-    for seed in 1..=SEEDS {
+    for seed in 1..=TABLE_SEEDS {
         for listed in [Listed::NoWait, Listed::OtherSection, Listed::OtherChunk] {
             let device = || Device::new(&Options::check(seed));
             for (what, outcome) in [("forward", attend(&device(), listed)), ("backward", differentiate(&device(), listed))] {

@@ -19,7 +19,7 @@ use oxtile_tile::num::bf16;
 use super::attention::{EQUIVALENTS, SIZE, upload};
 use super::attention_backward::OF_THE_WALK;
 use super::device::{Chunk, Device, Elements, words};
-use super::{Job, SEEDS};
+use super::{Job, TABLE_SEEDS};
 
 pub const JOBS: &[Job] = &[
     Job { name: "attention_arriving_packed", run: |device| attend(device, Listed::Right), equivalents: EQUIVALENTS },
@@ -47,7 +47,7 @@ impl Listed {
 
 /// Tables of wrong flags, and a wrong rank, each of which is reported under every seed.
 pub fn wrong_flags() -> Result<(), String> {
-    for (seed, listed) in (1..=SEEDS).flat_map(|seed| Listed::WRONG.map(|listed| (seed, listed))) {
+    for (seed, listed) in (1..=TABLE_SEEDS).flat_map(|seed| Listed::WRONG.map(|listed| (seed, listed))) {
         let device = || Device::new(&Options::check(seed));
         for (what, outcome) in [("forward", attend(&device(), listed)), ("backward", differentiate(&device(), listed))] {
             match outcome {
