@@ -28,6 +28,8 @@ pub struct Rates {
     pub put_beside: f64,
     /// Microseconds that a sum in one launch takes after the product, but for its bytes: an estimate, as long as none is measured.
     pub one_shot: f64,
+    /// Bytes a microsecond that a product reads of an operand which the L2 cache does not hold.
+    pub read: f64,
     /// Bytes a microsecond that kernels that dequantize read and write.
     pub dequantize: f64,
     /// Microseconds of the host for a call by each method: what a call takes at least where it is not in a graph.
@@ -57,6 +59,7 @@ impl Rates {
         beside: 1.03,
         put_beside: 1.09,
         one_shot: 7.0,
+        read: 3_600_000.0,
         dequantize: 4_000_000.0,
         host: HostTimes { fused: 50.0, chunked: 43.0, sequential: 37.0 },
         multiprocessors: 132,

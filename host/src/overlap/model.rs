@@ -40,6 +40,9 @@ const CUTS: [Cut; 14] = {
     ]
 };
 
+/// Bytes of an operand that stay in the L2 cache between tiles.
+const CACHED: f64 = 50e6;
+
 /// A fused product: its cut, its kernel's tile, its time.
 pub(super) type Fused = (Cut, GemmTile, f64);
 
@@ -140,6 +143,10 @@ impl AllGatherConfig {
             }
             Gathers::SumOfA | Gathers::SumOfB => vec![there.iter().flatten().map(|times| times[0]).collect(); tiles as usize],
         };
+        // Tiles that wait for other chunks read the operand that is not gathered again.
+        let arrivals = 1 + waits.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        let bytes = (product.n * product.k * T::BYTES) as f64;
+        let reading = if bytes > CACHED { arrivals as f64 * bytes / rates.read } else { 0.0 };
         let mut free: BinaryHeap<_> = (0..clusters).map(|_| Reverse(0_u64)).collect();
         let mut end = 0;
         for waits in waits {
@@ -150,7 +157,7 @@ impl AllGatherConfig {
             end = end.max(now);
             free.push(Reverse(now));
         }
-        end as f64 / 1000.0 + 2.0
+        (end as f64 / 1000.0 + 2.0).max(reading)
     }
 
     /// How much longer a product takes whose beginning is beside puts.

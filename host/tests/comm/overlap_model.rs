@@ -55,8 +55,10 @@ fn what_is_chosen_is_never_slower_than_sequential() {
     let files = [
         ("overlap_shapes_2.json", 60),
         ("tuning/overlap_shapes_two_h200_56840705.json", 60),
+        ("tuning/overlap_shapes_two_h200_3bba2f84.json", 60),
         ("overlap_2.json", 3),
         ("tuning/overlap_two_h200_fb241ea3.json", 3),
+        ("tuning/overlap_two_h200_e5b10a0c.json", 3),
         ("tuning/overlap_two_h100_a41a39d.json", 3),
     ];
     for (file, count) in files {
