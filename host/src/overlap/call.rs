@@ -11,7 +11,7 @@ use super::gathered::{AllGatherGemm, Product};
 use super::memory::{Begun, Given, Inner, PLACES, place_of};
 use super::schedule::Schedule;
 use super::table::GatherOperands;
-use super::transfer::{Transfer, wait_for};
+use super::transfer::{Read, Transfer, wait_for};
 use crate::comm::Rank;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
 
@@ -240,7 +240,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
         let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
         let has_waited = matches!(self.products[place], Product::Fused(_));
-        inner.release(compute, &begun.put, has_waited, &mut places[place], place, &flags, others)?;
+        inner.release(compute, &mut places[place], Read { place, put: &begun.put, has_waited, flags: &flags, others })?;
         if let (Some(shards), false) = (&self.shards, compute.is_capturing()) {
             // They came before the release, which the next use of the shard comes after.
             shards[place].memory().forget_uses();

@@ -9,7 +9,7 @@ use super::format::GatherFormat;
 use super::memory::{Given, PLACES, place_of};
 use super::quantized::{Piece, Products, QuantizedAllGatherGemm};
 use super::table::GatherOperands;
-use super::transfer::wait_for;
+use super::transfer::{Read, wait_for};
 use crate::quantize::QuantizedTensor;
 use crate::runtime::{Error, Result, Stream};
 use crate::symmetric::SymmetricBuffer;
@@ -105,7 +105,8 @@ where
         }
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
-        inner.release(compute, &inner.out.mark()?, false, from, place, &flags, of.parts.others(of.schedule.gathered, &own))
+        let (put, others) = (inner.out.mark()?, of.parts.others(of.schedule.gathered, &own));
+        inner.release(compute, from, Read { place, put: &put, has_waited: false, flags: &flags, others })
     }
 }
 

@@ -113,19 +113,23 @@ impl Transfer<'_> {
     }
 }
 
+/// What a call has read, and what its release comes after.
+pub(super) struct Read<'r> {
+    pub place: usize,
+    /// After the puts of the same call, for which `out` may wait for flags too.
+    pub put: &'r Event,
+    /// Whether a kernel of the call has waited for flags.
+    pub has_waited: bool,
+    pub flags: &'r [(u32, Rank)],
+    /// What the others have put, in bytes of the place.
+    pub others: Vec<Range<u64>>,
+}
+
 impl Inner {
-    /// Tells the others that what they put has been read, `others` in bytes of the place, after the work of `compute` so far and the puts of the same call, for which `out` may wait for flags too. Outside of graphs
-    /// later work of `compute` does not wait for that, but where a kernel of the call `has_waited` for its verdict: what follows would come of garbage.
-    pub fn release(
-        &self,
-        compute: &Stream,
-        put: &Event,
-        has_waited: bool,
-        of: &mut SymmetricBuffer<u8>,
-        place: usize,
-        flags: &[(u32, Rank)],
-        others: Vec<Range<u64>>,
-    ) -> Result<()> {
+    /// Tells the others that what they put has been read, after the work of `compute` so far. Outside of graphs
+    /// later work of `compute` does not wait for that, but where a kernel has waited for its verdict: what follows would come of garbage.
+    pub fn release(&self, compute: &Stream, of: &mut SymmetricBuffer<u8>, read: Read<'_>) -> Result<()> {
+        let Read { place, put, has_waited, flags, others } = read;
         let (aside, is_captured) = (self.aside(compute), compute.is_capturing());
         if !is_captured {
             if has_waited {

@@ -14,7 +14,7 @@ use crate::overlap::config::Method;
 use crate::overlap::memory::{Begun, Inner, PLACES, place_of};
 use crate::overlap::reduced::Spread;
 use crate::overlap::table::Waiting;
-use crate::overlap::transfer::wait_for;
+use crate::overlap::transfer::{Read, wait_for};
 use crate::runtime::{Bound, Buffer, Result, Stream};
 use crate::symmetric::SymmetricBuffer;
 
@@ -217,7 +217,8 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
         let flags = [read, unread].concat();
-        inner.release(compute, &begun.put, is_fused, &mut places[place], place, &flags, others.into_iter().collect())
+        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others: others.into_iter().collect() };
+        inner.release(compute, &mut places[place], read)
     }
 
     pub(in crate::overlap) fn memory(&self) -> &Inner {
