@@ -202,7 +202,7 @@ fn no_call_waits_for_the_release_of_the_one_before() -> Result<()> {
     Ok(())
 }
 
-/// What uploads or meets other ranks is not captured, and says so.
+/// What uploads, or meets other ranks, is refused in a capture.
 #[test]
 fn what_is_made_is_refused_in_a_graph() -> Result<()> {
     let config = by(Method::Fused, Some(cut(1, 1)), [16, 32, 64]);
