@@ -80,7 +80,8 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     }
 
     /// This member's shard of the gathered operand, in the place of the next call: write all of it, by work on `stream`, then [run](Self::run) the product. What was
-    /// there before is not kept. No other product on the memory takes that place before this one is run or dropped, and no graph with a call on the memory is replayed between. May be captured.
+    /// there before is not kept. No other product on the memory takes that place before this one is run, or dropped before the shard is written, and no graph with a call on the memory is replayed between. May be captured, in one graph with
+    /// the call.
     ///
     /// # Errors
     /// [`Error::Invalid`] where shards are columns of the operand as it is stored: there [`copy_shard`](Self::copy_shard) serves; where the shard of another product lies in the place, or the call that had it
@@ -98,7 +99,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
     }
 
-    /// Copies this member's shard into the place of the next call: rows or columns of the operand as it is stored, without gaps. May be captured.
+    /// Copies this member's shard into the place of the next call: rows or columns of the operand as it is stored, without gaps. No graph with a call on the memory is replayed before this call. May be captured, in one graph with the call.
     ///
     /// # Errors
     /// [`Error::Length`]; as [`shard`](Self::shard).
@@ -240,12 +241,8 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
         let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
         let has_waited = matches!(self.products[place], Product::Fused(_));
-        inner.release(compute, &mut places[place], Read { place, put: &begun.put, has_waited, flags: &flags, others })?;
-        if let (Some(shards), false) = (&self.shards, compute.is_capturing()) {
-            // They came before the release, which the next use of the shard comes after.
-            shards[place].memory().forget_uses();
-        }
-        Ok(())
+        let shard = self.shards.as_ref().map(|shards| shards[place].memory());
+        inner.release(compute, &mut places[place], Read { place, put: &begun.put, has_waited, flags: &flags, others, shard })
     }
 
     pub(super) fn memory(&self) -> &Inner {

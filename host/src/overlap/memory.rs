@@ -134,7 +134,7 @@ impl OverlapMemory {
     /// [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes) and [`ReduceScatterConfig::bytes`](super::ReduceScatterConfig::bytes) say how many bytes a product needs: take the most of all layers.
     ///
     /// # Errors
-    /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device.
+    /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device; as [`Device::urgent_stream`](crate::Device::urgent_stream).
     pub fn take(arena: &Arena, member: &Member, bytes: u64, out: &Stream) -> Result<Self> {
         arena.check_member("OverlapMemory::take", member)?;
         let back = out.device().urgent_stream()?;
@@ -223,7 +223,7 @@ impl Inner {
         if lock(&self.state).given != Some(turn) {
             return Ok(());
         }
-        let why = "the shard of a gathered product was written into the place of this call: call that product first, or drop it".to_owned();
+        let why = "the shard of a gathered product was written into the place of this call: call that product first, or drop it before its shard is written".to_owned();
         Err(Error::Invalid { what, why })
     }
 

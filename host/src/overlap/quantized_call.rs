@@ -52,7 +52,7 @@ where
     }
 
     /// This member's shard of the gathered operand, in the place of the next call: have a cast write all codes and scales of it, and of NVFP4 the amax that all members agreed on, by work on `stream`, then
-    /// [run](Self::run) the product. What was there before is not kept. May be captured.
+    /// [run](Self::run) the product. What was there before is not kept. No graph with a call on the memory is replayed between. May be captured, in one graph with the call.
     ///
     /// # Errors
     /// As [`GatheredProduct::shard`](super::GatheredProduct::shard), but for columns.
@@ -106,7 +106,7 @@ where
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
         let (put, others) = (inner.out.mark()?, of.parts.others(of.schedule.gathered, &own));
-        inner.release(compute, from, Read { place, put: &put, has_waited: false, flags: &flags, others })
+        inner.release(compute, from, Read { place, put: &put, has_waited: false, flags: &flags, others, shard: None })
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Transfer<'t> {
 
 impl Transfer<'_> {
     /// Puts this member's shard to the others, each once it has read what was in the place. A chunk is so many copies, in bytes of the place, and its flag is told after all of
-    /// them. `shard` is the shard's own memory, if it has uses of its own. Outside of graphs the first wait for FREE comes after what [used the place before](Inner::give), and not after what writes the shard.
+    /// them. `shard` is the shard's own memory, if it has uses of its own. Outside of graphs the first wait for FREE, by [`PutOrder::ByChunk`] all of them, comes after what [used the place before](Inner::give), and not after what writes the shard.
     pub fn put(
         &self,
         from: &SymmetricBuffer<u8>,
@@ -123,13 +123,15 @@ pub(super) struct Read<'r> {
     pub flags: &'r [(u32, Rank)],
     /// What the others have put, in bytes of the place.
     pub others: Vec<Range<u64>>,
+    /// The shard's own memory, if it has uses of its own.
+    pub shard: Option<&'r Arc<Memory>>,
 }
 
 impl Inner {
     /// Tells the others that what they put has been read, after the work of `compute` so far. Outside of graphs
     /// later work of `compute` does not wait for that, but where a kernel has waited for its verdict: what follows would come of garbage.
     pub fn release(&self, compute: &Stream, of: &mut SymmetricBuffer<u8>, read: Read<'_>) -> Result<()> {
-        let Read { place, put, has_waited, flags, others } = read;
+        let Read { place, put, has_waited, flags, others, shard } = read;
         let (aside, is_captured) = (self.aside(compute), compute.is_capturing());
         if !is_captured {
             if has_waited {
@@ -139,9 +141,13 @@ impl Inner {
         }
         aside.wait(put)?;
         if !is_captured {
-            // All uses so far come before the release.
+            // All uses so far come before the release: those by other streams, which may have read the shard, too.
             let memory = of.local().memory();
-            memory.forget_uses();
+            for memory in [memory].into_iter().chain(shard) {
+                let known = [compute.0.id, self.out.0.id];
+                order(&aside.0, |wait_for| wait_for.extend(memory.streams(true).into_iter().filter(|stream| !known.contains(&stream.id))))?;
+                memory.forget_uses();
+            }
             memory.add_use(&aside.0, true, &mut Vec::new());
         }
         if compute.0.runtime.kind() == Kind::Emulated {

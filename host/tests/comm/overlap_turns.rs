@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use half::bf16 as Half;
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, Method, OverlapConfig};
+use oxtile::overlap::{AllGatherConfig, GemmReduceScatter, Method, OverlapConfig};
 use oxtile::runtime::Mode;
 use oxtile::symmetric::{Arena, ArenaOptions, PutOrder, SymmetricError};
 use oxtile::timeline::{Activity, Timeline};
-use oxtile::{Buffer, EmulatedOptions, Error, Graph, Result, Stream};
+use oxtile::{Buffer, EmulatedOptions, Error, Graph, PinnedBuffer, Result, Stream};
 
 use crate::arenas::Arenas;
 use crate::gathers::out_of_step;
@@ -167,9 +167,9 @@ fn layers_of_one_graph() -> Result<()> {
     Ok(())
 }
 
-/// Later work of the calls' stream does not wait for the words that tell others: these are told on another one.
+/// The words that tell others are not in the stream of the calls, which would delay them.
 #[test]
-fn no_call_waits_for_the_release_of_the_one_before() -> Result<()> {
+fn others_are_told_on_another_stream() -> Result<()> {
     let config = by(Method::Fused, Some(cut(1, 1)), [16, 32, 64]);
     let case = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 };
     let ranks = Ranks::new(2, 16 * 64 * 2, case.options())?;
@@ -217,4 +217,93 @@ fn what_is_made_is_refused_in_a_graph() -> Result<()> {
     assert!(matches!(bound, Error::NotCapturable { .. }), "{bound}");
     // Neither has changed anything.
     gathers[0].bind(stream, weight.view(), None, d.view_mut()).map(drop)
+}
+
+/// Replays of a scattered product and gathered products by turns, of members of which the last has no rows: its graph takes FREE of the place as those of the others do.
+#[test]
+fn a_member_without_rows_keeps_its_turn() -> Result<()> {
+    const SIZES: [u64; 3] = [9, 64, 64];
+    let config = by(Method::Sequential, Some(cut(1, 1)), SIZES);
+    for seed in 0..8 {
+        let case = Case { ranks: 4, config, calls: Calls::Eager, seed };
+        let ranks = ranks(&case, EmulatedOptions { mode: Mode::Check, ..EmulatedOptions::default() })?;
+        let scattered = scattered::config(Method::Sequential, 1, SIZES);
+        let (mut made, mut memory) = (Vec::new(), Vec::new());
+        for i in 0..4_u32 {
+            let stream = ranks.all.stream(i as usize);
+            made.push((
+                ranks.gather(i as usize, config)?,
+                GemmReduceScatter::<bf16, bf16>::new(&ranks.memories[i as usize], stream, scattered)?,
+            ));
+            let own = Buffer::from_slice(stream, &case.shard(&case.operand(0), i))?;
+            let zeros = |len| Buffer::<bf16>::zeros(stream, len);
+            let sums = zeros(if i < 3 { 3 * 64 } else { 0 })?;
+            memory.push((Buffer::from_slice(stream, &case.weight(i))?, own, zeros(9 * 16)?, zeros(16 * 64)?, sums));
+        }
+        let mut bound = Vec::new();
+        for (i, (weight, own, d, part, sums)) in memory.iter_mut().enumerate() {
+            let (stream, (gather, scatter)) = (ranks.all.stream(i), &made[i]);
+            let scattered = scatter.bind(stream, d.view(), part.view(), None, sums.view_mut())?;
+            let result = Buffer::<bf16>::zeros(stream, 9 * 16)?;
+            bound.push((gather, weight, own, scattered, result));
+        }
+        let mut graphs = Vec::new();
+        for (i, (.., scattered, _)) in bound.iter_mut().enumerate() {
+            let stream = ranks.all.stream(i);
+            graphs.push(Graph::capture(&[stream, &ranks.out[i]], || scattered.run(stream))?);
+        }
+        for round in 0..6 {
+            // The place of the graph is the first one; gathers have both in turn.
+            for (i, (gather, weight, own, _, result)) in bound.iter_mut().enumerate() {
+                let stream = ranks.all.stream(i);
+                own.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, &case.shard(&case.operand(round), i as u32))?)?;
+                graphs[i].replay(stream)?;
+                let mut product = gather.bind(stream, weight.view(), None, result.view_mut())?;
+                product.copy_shard(stream, own)?;
+                product.run(stream)?;
+            }
+            for (i, (.., result)) in bound.iter().enumerate() {
+                let stream = ranks.all.stream(i);
+                ranks.all.arenas[i].ticket(stream)?.wait()?;
+                let found: Vec<u16> = result.to_vec_as::<Half>(stream)?.into_iter().map(Half::to_bits).collect();
+                assert!(
+                    found == case.expected_of(Method::Sequential, i as u32, &[case.operand(round)])?[0],
+                    "seed {seed}, rank {i}, {round}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What another stream reads of a shard is read before the place's next shard is written, though no event says so.
+#[test]
+fn a_shard_is_kept_for_all_that_read_it() -> Result<()> {
+    let config = by(Method::Fused, Some(cut(1, 1)), [16, 32, 64]);
+    for seed in 0..8 {
+        let case = Case { ranks: 2, config, calls: Calls::Eager, seed };
+        let ranks = ranks(&case, EmulatedOptions { mode: Mode::Check, ..EmulatedOptions::default() })?;
+        let gathers = [ranks.gather(0, config)?, ranks.gather(1, config)?];
+        let zeros =
+            |i: usize| Ok((Buffer::<bf16>::zeros(ranks.all.stream(i), 16 * 64)?, Buffer::<bf16>::zeros(ranks.all.stream(i), 16 * 16)?));
+        let mut memory = [zeros(0), zeros(1)].into_iter().collect::<Result<Vec<_>>>()?;
+        let mut bound = Vec::new();
+        for (i, (weight, d)) in memory.iter_mut().enumerate() {
+            let beside = ranks.all.stream(i).device().stream()?;
+            let read = Buffer::<bf16>::uninitialised(&beside, 8 * 64)?;
+            bound.push((gathers[i].bind(ranks.all.stream(i), weight.view(), None, d.view_mut())?, beside, read));
+        }
+        for _ in 0..4 {
+            for (i, (product, beside, read)) in bound.iter_mut().enumerate() {
+                let stream = ranks.all.stream(i);
+                let shard = product.shard(stream)?;
+                shard.fill_zero(stream)?;
+                read.copy_from(beside, shard)?;
+                product.run(stream)?;
+            }
+        }
+        (0..2).try_for_each(|i| ranks.all.arenas[i].ticket(ranks.all.stream(i))?.wait())?;
+        bound.iter().try_for_each(|(_, beside, _)| beside.synchronize())?;
+    }
+    Ok(())
 }

@@ -15,7 +15,7 @@ use crate::overlap::memory::{Begun, Inner, PLACES, place_of};
 use crate::overlap::reduced::Spread;
 use crate::overlap::table::Waiting;
 use crate::overlap::transfer::{Read, wait_for};
-use crate::runtime::{Bound, Buffer, Result, Stream};
+use crate::runtime::{Bound, Buffer, Result, Stream, order};
 use crate::symmetric::SymmetricBuffer;
 
 /// A scattered product bound to its operands. Made by [`GemmReduceScatter::bind`].
@@ -143,6 +143,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         inner.begin(turn, places[place].local().memory(), compute, what)?;
         inner.sends(turn);
         let mut send = || {
+            // A member without rows has no kernel that uses the place; the flags are of it all the same.
+            let memory = places[place].local().memory();
+            order(&compute.0, |wait_for| memory.add_use(&compute.0, true, wait_for))?;
             if let Some(codes) = &mut self.around.dequantize {
                 codes.weight.run(compute)?;
             }
@@ -217,7 +220,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         }
         let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
         let flags = [read, unread].concat();
-        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others: others.into_iter().collect() };
+        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others: others.into_iter().collect(), shard: None };
         inner.release(compute, &mut places[place], read)
     }
 
