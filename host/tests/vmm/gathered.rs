@@ -36,7 +36,7 @@ pub struct Side {
 }
 
 impl Side {
-    fn open(rank: &HostRank, options: ArenaOptions, bytes: u64) -> Result<Self> {
+    pub fn open(rank: &HostRank, options: ArenaOptions, bytes: u64) -> Result<Self> {
         let (device, arena) = (rank.device(), Arena::open(rank, options)?);
         let (compute, out) = (device.stream()?, device.urgent_stream()?);
         let member = Team::all(rank.world()).member(rank.rank()).expect("every rank is of the world");
@@ -49,7 +49,7 @@ impl Side {
         self.world.get() > self.runtime.device_count()
     }
 
-    fn close(self) -> Result<()> {
+    pub fn close(self) -> Result<()> {
         let Self { arena, memory, .. } = self;
         drop(memory);
         arena.close()?.finish()

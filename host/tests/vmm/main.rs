@@ -7,7 +7,7 @@
 //! | `threads`, `hosts`, `board`, `connect` | ranks as threads, of two hosts; notes, and how they come together |
 //! | `faults`, `deaths`, `thread_deaths`, `teams` | ranks that fail or die: before memory is mapped, at work, as threads, in a team |
 //! | `gpu`, `contiguous`, `chunks`, `exchange`, `gathered`, `soak` | on GPUs: arenas, one range of addresses, rows by flags, messages, gathered products, a long run |
-//! | `gathered_layouts` | on GPUs: gathered products of every layout and element |
+//! | `gathered_layouts` | on GPUs: gathered products of every layout and element, and beside collectives |
 //! | `gathered_forms`, `gathered_bulk` | on GPUs: gathered products that keep the input of GELU, and those of codes and scales; calls in two halves |
 //! | `sharded` | on GPUs: weights in shards |
 //! | `context`, `mail` | attention over a sequence that is spread over ranks, and messages between ranks that share a GPU |

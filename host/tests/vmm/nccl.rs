@@ -11,9 +11,9 @@ use oxtile::symmetric::{Arena, Epoch, SymmetricError};
 use oxtile::{Buffer, Error, Result, Runtime};
 
 use crate::faults::strike;
-use crate::gpu::{self, BACKEND, QUEUES, device, later, numbers, options, threads};
+use crate::gpu::{self, BACKEND, QUEUES, device, later, numbers, options, process, threads};
 use crate::watch::doing;
-use crate::{all_gpus, ranks};
+use crate::{all_gpus, gathered_layouts, ranks};
 
 /// Of a communicator of processes: NCCL takes some seconds to join.
 const DEADLINE: Duration = Duration::from_secs(8);
@@ -46,7 +46,8 @@ pub fn trials() -> Vec<Trial> {
         };
         Trial::test(format!("nccl::{name}::{world}"), test).with_ignored_flag(missing.is_some())
     };
-    let trials = vec![case("threads-2", 1), case("process", 2), case("silence", 1), case("collectives", 1), case("context", 2)];
+    let trials =
+        vec![case("threads-2", 1), case("process", 2), case("silence", 1), case("collectives", 1), case("gathered", 2), case("context", 2)];
     let connected = ["connected", "connected-unheard", "killed", "killed-unheard"].map(|name| case(name, 2));
     let trials: Vec<_> = trials.into_iter().chain(connected).collect();
     if let Some(reason) = &missing {
@@ -59,6 +60,7 @@ pub fn trials() -> Vec<Trial> {
 pub fn child(case: &str) -> ExitCode {
     match case {
         "collectives" => gpu::run(|| threads(2, &collectives)),
+        "gathered" => gpu::run(|| process(&|rank| gathered_layouts::beside_collectives(rank, options()))),
         "connected" | "connected-unheard" | "killed" | "killed-unheard" => {
             gpu::run(|| connected(!case.ends_with("unheard"), case.starts_with("killed")))
         }
