@@ -276,7 +276,7 @@ fn a_member_without_rows_keeps_its_turn() -> Result<()> {
     Ok(())
 }
 
-/// What another stream reads of a shard is read before the place's next shard is written, though no event says so.
+/// What another stream reads of a shard is read before the place's next shard is written, without an event between the streams.
 #[test]
 fn a_shard_is_kept_for_all_that_read_it() -> Result<()> {
     let config = by(Method::Fused, Some(cut(1, 1)), [16, 32, 64]);
