@@ -99,7 +99,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         }
     }
 
-    /// Copies this member's shard into the place of the next call: rows or columns of the operand as it is stored, without gaps. No graph with a call on the memory is replayed before this call. May be captured, in one graph with the call.
+    /// Copies this member's shard into the place of the next call: rows or columns of the operand as it is stored, without gaps. No graph with a call on the memory is replayed between this and [`run`](Self::run). May be captured, in one graph with the call.
     ///
     /// # Errors
     /// [`Error::Length`]; as [`shard`](Self::shard).
