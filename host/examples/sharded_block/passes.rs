@@ -36,8 +36,8 @@ impl<F: Format> Passes<F> {
             Self::Eager(chain) => model.run(published, chain, is_first),
             Self::Captured(_, Some(graph)) => graph.replay(stream),
             Self::Captured(chain, graph) => {
-                let ([pulls, own], [send, sum]) = (chain.streams().map(Clone::clone), model.gradients.streams());
-                let captured = Graph::capture(&[stream, &pulls, &own, send, sum], || model.run(published, chain, is_first))?;
+                let (pulls, [send, sum]) = (chain.pulls().clone(), model.gradients.streams());
+                let captured = Graph::capture(&[stream, &pulls, send, sum], || model.run(published, chain, is_first))?;
                 graph.insert(captured).replay(stream)
             }
         }

@@ -189,14 +189,17 @@ pub(crate) fn note(stream: &Stream, accesses: &[BufferAccess<'_>]) -> Result<()>
     enqueue(stream, "a use of memory", accesses, |_| Ok(()))
 }
 
-/// Notes that a stream reads memory after an event that it waits for already: later writes on other streams come after the stream's work so far. A [`note`] would wait for all that
-/// the writing stream holds, also what was enqueued after the event.
-pub(crate) fn note_read_after(stream: &Stream, event: &Event, access: BufferAccess<'_>) -> Result<()> {
+/// Notes that a stream uses memory after an event that it waits for already, and that comes after all earlier uses of it: uses on other streams come after the stream's work so far. A [`note`]
+/// would wait for all that those streams hold, also what was enqueued after the event.
+pub(crate) fn note_after(stream: &Stream, event: &Event, accesses: &[BufferAccess<'_>]) -> Result<()> {
     stream.wait(event)?;
-    let memory = memory_of(&access).ok_or(Error::ForeignMemory { kernel: "a read", parameter: access.parameter })?;
+    let memory = |access: &BufferAccess<'_>| {
+        memory_of(access).cloned().ok_or(Error::ForeignMemory { kernel: "a use of memory", parameter: access.parameter })
+    };
+    let memories = accesses.iter().map(|access| Ok((memory(access)?, access.writes))).collect::<Result<Vec<_>>>()?;
     let _enqueue = stream.0.runtime.enqueue();
     let _order = lock(&stream.0.runtime.order);
-    memory.add_use(&stream.0, false, &mut Vec::new());
+    memories.iter().for_each(|(memory, writes)| memory.add_use(&stream.0, *writes, &mut Vec::new()));
     Ok(())
 }
 

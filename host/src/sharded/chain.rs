@@ -71,8 +71,6 @@ pub struct Chain<F: WeightFormat, M: Mode = Eager> {
     pub(super) slots: Vec<Buffer<u8>>,
     /// Carries pulls from other ranks, and nothing else.
     pub(super) pulls: Stream,
-    /// Carries the copies of this rank's own rows beside them: in a batch of the driver an engine does one copy after another.
-    pub(super) own: Stream,
     /// Carries the second halves of pulls from other ranks, where two streams do.
     pub(super) second: Option<Stream>,
     plan: SlotPlan,
@@ -161,9 +159,9 @@ impl<F: WeightFormat> Chain<F, Captured> {
         Self::make(stream, set, config)
     }
 
-    /// The streams that carry the pulls, from other ranks and of this rank's own rows: name them to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn streams(&self) -> [&Stream; 2] {
-        [&self.pulls, &self.own]
+    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn pulls(&self) -> &Stream {
+        &self.pulls
     }
 }
 
@@ -182,20 +180,14 @@ impl<F: WeightFormat, M: Mode> Chain<F, M> {
         };
         let passes = Arc::new([numbered(0).map(make).collect(), numbered(1).map(make).collect()]);
         let device = stream.device();
-        let [pulls, own] = [device.urgent_stream()?, device.urgent_stream()?];
+        let pulls = device.urgent_stream()?;
         let second = (config.streams == PullStreams::Two).then(|| device.urgent_stream()).transpose()?;
-        Ok(Self { set: set.id, passes, slots, pulls, own, second, plan, mode: PhantomData })
+        Ok(Self { set: set.id, passes, slots, pulls, second, plan, mode: PhantomData })
     }
 
-    /// The graph that is captured, of which both streams are part, or none.
-    pub(super) fn capture(&self) -> Result<Option<Arc<Capture>>> {
-        let captures = [&self.pulls, &self.own].map(|stream| stream.0.capture());
-        let [pulls, own] = captures.each_ref().map(|capture| capture.as_ref().map(|capture| capture.number));
-        if pulls != own {
-            return Err(Error::NotCapturable { what: "one stream of a chain", mend: "name Chain::streams, both, to Graph::capture" });
-        }
-        let [capture, _] = captures;
-        Ok(capture)
+    /// The graph that is captured, of which the stream of pulls is part, or none.
+    pub(super) fn capture(&self) -> Option<Arc<Capture>> {
+        self.pulls.0.capture()
     }
 
     /// Where the whole weights are, to bind operations to them once, before the first pass.

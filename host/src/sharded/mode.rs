@@ -7,15 +7,15 @@ pub trait Mode: sealed::Sealed + 'static {
     const IS_CAPTURED: bool;
 }
 
-/// Passes are enqueued, and never in a graph: the streams of such a chain have no name that could be given to [`Graph::capture`](crate::Graph::capture).
+/// Passes are enqueued, and never in a graph: the stream of such a chain has no name that could be given to [`Graph::capture`](crate::Graph::capture).
 ///
 /// ```compile_fail,E0599
 /// use oxtile::sharded::{Bf16, Chain, Published};
 /// use oxtile::{Graph, Result, Stream};
 ///
 /// fn capture(published: &Published<'_, Bf16>, chain: &mut Chain<Bf16>, stream: &Stream) -> Result<Graph> {
-///     let [pulls, own] = chain.streams().map(Clone::clone);
-///     Graph::capture(&[stream, &pulls, &own], || published.forward(chain)?.finish())
+///     let pulls = chain.pulls().clone();
+///     Graph::capture(&[stream, &pulls], || published.forward(chain)?.finish())
 /// }
 /// ```
 #[derive(Debug)]

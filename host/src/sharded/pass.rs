@@ -14,7 +14,7 @@ use super::set::ShardSet;
 use super::step::Published;
 use super::weight::WeightId;
 use crate::runtime::memory::Owner;
-use crate::runtime::module::{note, note_read_after};
+use crate::runtime::module::{note, note_after};
 use crate::runtime::{Error, Event, Result, Stream};
 
 /// A pass over the weights of a chain, in their order. Made by [`Published::forward`](super::Published::forward) and [`backward`](super::Published::backward).
@@ -39,7 +39,7 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
             let why = "the chain is of another set: make it of this one".to_owned();
             return Err(Error::Invalid { what: "Published", why });
         }
-        let captured = chain.capture()?;
+        let captured = chain.capture();
         let capture = captured.as_ref().map(|captured| captured.number);
         match (published.capture, captured) {
             (Some(step), _) if capture != Some(step) => {
@@ -57,7 +57,7 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
             return Err(Error::Invalid { what: "Published", why });
         }
         let mut pass = Self { set, chain, pass, capture, taken: 0, pulled: VecDeque::new() };
-        (0..pass.distance().min(pass.positions().len())).try_for_each(|_| pass.pull())?;
+        (0..pass.distance()).try_for_each(|_| pass.pull().map(drop))?;
         Ok(pass)
     }
 
@@ -69,23 +69,23 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         &self.chain.passes[self.pass as usize]
     }
 
-    /// Pulls the next weight, if there is one, after what its slot was used for before.
-    fn pull(&mut self) -> Result<()> {
-        let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(()) };
-        let Chain { pulls, own, second, slots, .. } = self.chain;
+    /// Pulls the next weight after what its slot was used for before; whether there was one.
+    fn pull(&mut self) -> Result<bool> {
+        let Some(position) = self.positions().get(self.taken + self.pulled.len()) else { return Ok(false) };
+        let Chain { pulls, second, slots, .. } = self.chain;
         // Without one it has no copies.
-        let second = second.as_ref().unwrap_or(own);
+        let second = second.as_ref().unwrap_or(pulls);
         let (planes, slot) = (&self.set.planes, &slots[position.slot]);
         // After the casts, and after all ranks have published: both are uses of the planes.
         note(pulls, &[planes.local().view().access("shards"), write_access(slot)])?;
-        position.lanes.enqueue(planes, slot, [pulls, own, second])?;
+        position.lanes.pull(planes, slot, [pulls, second])?;
         self.pulled.push_back(pulls.mark()?);
         tracing::trace!(weight = position.name, slot = position.slot, bytes = position.bytes, "pulled");
-        Ok(())
+        Ok(true)
     }
 
-    /// Lends the next weight to work on `compute`, which starts when it is there, and pulls the one that is [`distance`](super::ChainConfig::distance) further. The weight before must be given up
-    /// first: the borrow sees to that, and what was enqueued with it before is waited for by the pull that overwrites it. Does not wait on the host.
+    /// Lends the next weight to work on `compute`, which starts when it is there and this rank's own rows are copied, on `compute` too, and pulls the one that is [`distance`](super::ChainConfig::distance) further.
+    /// The weight before must be given up first: the borrow sees to that, and what was enqueued with it before is waited for by the pull that overwrites it. Does not wait on the host.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the chain has another weight next, or none, with the names of both; [`Error::NotCapturable`](crate::Error::NotCapturable) if only a part of the pass is captured; what
@@ -97,25 +97,26 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         if position.weight != weight {
             return Err(invalid(format!("`{}` is next in the chain: {}", position.name, self.wanted(weight))));
         }
-        let captures = [self.chain.capture()?, compute.0.capture()].map(|capture| capture.map(|capture| capture.number));
+        let captures = [self.chain.capture(), compute.0.capture()].map(|capture| capture.map(|capture| capture.number));
         if captures != [self.capture; 2] {
             return Err(Error::NotCapturable {
                 what: "a part of a pass",
-                mend: "make the chain by Chain::captured, name Chain::streams and the stream of the computation to Graph::capture, and begin and finish the pass inside",
+                mend: "make the chain by Chain::captured, name Chain::pulls and the stream of the computation to Graph::capture, and begin and finish the pass inside",
             });
         }
-        if self.pulled.is_empty() {
-            self.pull()?;
+        // The next ones first: their slots are free after what `compute` holds now.
+        while self.pulled.len() <= self.distance() && self.pull()? {}
+        let event = self.pulled.front().expect("it was pulled, or that failed");
+        let (planes, slot) = (&self.set.planes, &self.chain.slots[position.slot]);
+        if position.lanes.has_own() {
+            // Here and not beside the pull: docs/adr/0031-own-rows.md.
+            note_after(compute, event, &[planes.local().view().access("shards"), write_access(slot)])?;
+            position.lanes.copy_own(planes, slot, compute)?;
+        } else {
+            note_after(compute, event, &[slot.view().access("weights")])?;
         }
-        let Some(event) = self.pulled.front() else {
-            return Err(invalid(format!("the pull of `{}` failed before: begin the pass anew", position.name)));
-        };
-        note_read_after(compute, event, self.chain.slots[position.slot].view().access("weights"))?;
         self.pulled.pop_front();
         self.taken += 1;
-        if self.distance() > 0 {
-            self.pull()?;
-        }
         Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: PhantomData })
     }
 
@@ -219,9 +220,9 @@ mod tests {
     use crate::sharded::{Bf16, ChainConfig, Weight};
     use crate::symmetric::{Arena, ArenaOptions};
 
-    /// On two ranks: four events are recorded and waited for, a stream is asked once whether it is captured, and there is a copy from each rank.
+    /// On two ranks: two events are recorded and waited for, a stream is asked once whether it is captured, and there is a copy from each rank.
     #[test]
-    fn a_pull_is_eleven_calls_of_the_driver() {
+    fn a_pull_is_seven_calls_of_the_driver() {
         let (runtime, world) = (Runtime::emulated(2).unwrap(), WorldSize::new(2).unwrap());
         let ranks = EmulatedCommunicator::world_of(&runtime, world).unwrap();
         let streams: Vec<_> = ranks.iter().map(|rank| rank.device().stream().unwrap()).collect();
@@ -248,7 +249,7 @@ mod tests {
                 pass.take(ids[1], stream).unwrap();
                 let before = calls();
                 pass.take(ids[2], stream).unwrap();
-                assert_eq!(calls() - before, 11, "a wait for the third weight, and the pull of the fourth");
+                assert_eq!(calls() - before, 7, "a wait for the third weight, and the pull of the fourth");
                 pass.take(ids[3], stream).unwrap();
                 pass.finish().unwrap();
             }

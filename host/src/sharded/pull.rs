@@ -25,45 +25,65 @@ pub(super) struct Lane {
     copies: OnceLock<Vec<Copy>>,
 }
 
-/// The lanes of a position: what comes from other ranks, this rank's own rows beside it, and the second halves where two streams carry the pull.
+/// The lanes of a position: what comes from other ranks, the second halves where two streams carry them, and this rank's own rows.
 #[derive(Debug, Default)]
-pub(super) struct Lanes([Lane; 3]);
+pub(super) struct Lanes {
+    others: Lane,
+    second: Lane,
+    own: Lane,
+}
 
 impl Lanes {
-    /// The lanes of these rows. Without other ranks the own rows are the pull.
+    /// The lanes of these rows.
     pub fn new(others: Vec<(Rank, Rows)>, own: Vec<(Rank, Rows)>, streams: PullStreams) -> Self {
-        let lanes = match streams {
-            _ if others.is_empty() => [own, Vec::new(), Vec::new()],
-            PullStreams::One => [others, own, Vec::new()],
+        let (first, second) = match streams {
+            PullStreams::One => (others, Vec::new()),
             PullStreams::Two => {
-                let (first, second) = others.into_iter().map(|(rank, rows)| halves(rows).map(|half| (rank, half)).into()).unzip();
-                [first, own, second]
+                let split = |(rank, rows)| halves(rows).map(|half| (rank, half)).into();
+                others.into_iter().map::<(_, _), _>(split).unzip()
             }
         };
-        Self(lanes.map(|pieces| Lane { pieces, copies: OnceLock::new() }))
+        let [others, second, own] = [first, second, own].map(|pieces| Lane { pieces, copies: OnceLock::new() });
+        Self { others, second, own }
     }
 
-    /// Enqueues the copies of each lane into a slot, after the work of the first stream so far; its later work comes after all of them.
-    pub fn enqueue(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, [pulls, own, second]: [&Stream; 3]) -> Result<()> {
-        let lanes = [(own, &self.0[1]), (second, &self.0[2])];
-        let beside = || lanes.iter().filter(|(_, lane)| !lane.pieces.is_empty());
-        beside().try_for_each(|(stream, _)| stream.follow(pulls))?;
-        let copied = beside()
-            .try_for_each(|(stream, lane)| lane.enqueue(planes, slot, stream))
-            .and_then(|()| self.0[0].enqueue(planes, slot, pulls));
+    /// Whether this rank has rows of the position.
+    pub fn has_own(&self) -> bool {
+        !self.own.pieces.is_empty()
+    }
+
+    /// Enqueues the copies from other ranks into a slot, after the work of the first stream so far; its later work comes after all of them.
+    pub fn pull(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, [pulls, second]: [&Stream; 2]) -> Result<()> {
+        if self.second.pieces.is_empty() {
+            return self.others.enqueue(planes, slot, pulls);
+        }
+        second.follow(pulls)?;
+        let copied = self.second.enqueue(planes, slot, second).and_then(|()| self.others.enqueue(planes, slot, pulls));
         // Also where a copy failed: what uses the slot next comes after those that were enqueued.
-        beside().try_for_each(|(stream, _)| pulls.follow(stream))?;
+        pulls.follow(second)?;
         copied
+    }
+
+    /// Enqueues the copies of this rank's own rows, one by one: a batch is for copy engines, and takes the host longer.
+    pub fn copy_own(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, compute: &Stream) -> Result<()> {
+        self.own.copies(planes, slot)?.iter().try_for_each(|copy| planes.enqueue_noted(compute, std::slice::from_ref(copy)))
     }
 }
 
 impl Lane {
     fn enqueue(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, stream: &Stream) -> Result<()> {
+        match self.copies(planes, slot)? {
+            [] => Ok(()),
+            copies => planes.enqueue_noted(stream, copies),
+        }
+    }
+
+    /// The copies. The first pull looks addresses of other ranks up, which stay where they are.
+    fn copies(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>) -> Result<&[Copy]> {
         if self.copies.get().is_none() {
-            // The first pull looks addresses of other ranks up, which stay where they are.
             _ = self.copies.set(planes.copies_of_rows(&self.pieces, slot)?);
         }
-        planes.enqueue_noted(stream, self.copies.get().map_or(&[], |copies| copies))
+        Ok(self.copies.get().map_or(&[], |copies| copies))
     }
 }
 

@@ -133,6 +133,38 @@ fn two_chains_at_once_are_silent() {
     }
 }
 
+/// What reads a weight on another stream than that of its `take` comes after its pull and after the copy of the own rows, and before the pull that overwrites it.
+#[test]
+fn another_stream_may_read_a_weight() {
+    let weights = weights();
+    for seed in 0..seeds() {
+        let world = World::new(2, seed);
+        let (mut holders, back) = (holders::<Bf16>(&world, &weights), Bf16::back(&world));
+        for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+            holder.publish(stream, 0).unwrap();
+        }
+        let mut found = Vec::new();
+        for (holder, stream) in holders.iter().zip(&world.streams) {
+            let mut made = chain(holder, stream, |config| config).unwrap();
+            let other = stream.device().stream().unwrap();
+            let published = Published::of(&holder.set).unwrap();
+            let mut pass = published.forward(&mut made).unwrap();
+            while let Some(id) = pass.next_weight() {
+                let gathered = pass.take(id, stream).unwrap();
+                let mut output = Buffer::zeros(&other, weights[id.index()].rows * weights[id.index()].columns).unwrap();
+                Bf16::read(&back, &other, gathered.tensor(), &mut output).unwrap();
+                found.push((id, output, other.clone()));
+            }
+            pass.finish().unwrap();
+        }
+        for (id, output, stream) in found {
+            let exact = values(0, id.index(), 0, [weights[id.index()].rows, weights[id.index()].columns]);
+            let found = output.to_vec_as::<half::bf16>(&stream).unwrap();
+            assert!(found.iter().zip(&exact).all(|(found, exact)| *found == half::bf16::from_f32(*exact)), "seed {seed}, {id:?}");
+        }
+    }
+}
+
 /// A weight that is used twice has two positions, and a forward pass that is computed again takes weights by rows.
 #[test]
 fn weights_are_used_twice_and_recomputed() {

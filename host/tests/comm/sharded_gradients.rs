@@ -135,8 +135,8 @@ fn bits_after_steps<F: Wide>(ranks: u32, seed: u64, is_captured: bool) -> Vec<Ve
                 pull(other).unwrap();
             }
             if is_captured {
-                let ([pulls, own], [send, sum]) = (captured.streams().map(Clone::clone), passes.gradients.streams().map(Clone::clone));
-                let mut capture = || Graph::capture(&[stream, &pulls, &own, &send, &sum], || passes.run(&published, captured, stream));
+                let (pulls, [send, sum]) = (captured.pulls().clone(), passes.gradients.streams().map(Clone::clone));
+                let mut capture = || Graph::capture(&[stream, &pulls, &send, &sum], || passes.run(&published, captured, stream));
                 graph.get_or_insert_with(|| capture().unwrap()).replay(stream).unwrap();
             } else {
                 passes.run(&published, eager, stream).unwrap();

@@ -149,7 +149,7 @@ fn weights_in_shards_change_no_bit() {
         let expected = (0..TWO).map(|replica| whole(replica, way, seed)).collect::<Result<Vec<_>>>().unwrap().concat();
         assert!(bits(&expected[0]) != bits(&expected[TWO as usize]), "replicas have tokens of their own");
         let eager: Maker<Eager> = (Chain::new, |_| Vec::new());
-        let captured: Maker<Captured> = (Chain::captured, |chain| chain.streams().map(Stream::clone).into());
+        let captured: Maker<Captured> = (Chain::captured, |chain| vec![chain.pulls().clone()]);
         for (found, how) in [(sharded(way, seed, eager), "eager"), (sharded(way, seed, captured), "captured")] {
             let found = found.unwrap_or_else(|error| panic!("{way:?}, {how}: {error}"));
             for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {

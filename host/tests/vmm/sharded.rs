@@ -111,9 +111,9 @@ fn replays(rank: &HostRank, options: ArenaOptions) -> Result<()> {
     let mut own = own.collect::<Result<Vec<_>>>()?;
     let mut read = weights.iter().map(|weight| Buffer::<bf16>::zeros(&stream, weight.rows * weight.columns)).collect::<Result<Vec<_>>>()?;
     let (narrow, copy) = (SumParts::<f32, bf16>::new(&device.runtime())?, SumParts::<bf16, bf16>::new(&device.runtime())?);
-    let [pulls, beside] = chain.streams().map(Clone::clone);
+    let pulls = chain.pulls().clone();
     doing(rank.rank(), "capturing".to_owned());
-    let graph = Graph::capture(&[&stream, &pulls, &beside], || {
+    let graph = Graph::capture(&[&stream, &pulls], || {
         let mut updating = set.update(&stream)?;
         for (id, own) in ids.iter().zip(&own) {
             narrow.round(&stream, own.view(), updating.master(*id, 0)?)?;

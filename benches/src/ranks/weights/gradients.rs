@@ -56,7 +56,7 @@ impl Gradients {
             gemms: layers.shapes.iter().map(product).collect::<oxtile::Result<_>>()?,
             outputs: filled(layers.tokens * layers.most(|[rows, _]| rows))?,
             inputs: filled(layers.tokens * layers.most(|[_, columns]| columns))?,
-            in_place: has_nccl.then(|| InPlace::new(&compute, layers, rank.world().get().into())).transpose()?,
+            in_place: has_nccl.then(|| InPlace::new(&compute, layers, rank.world().get().into(), &pattern)).transpose()?,
             round: SumParts::new(runtime)?,
             ids: scatter.ids().collect(),
             compute,

@@ -45,11 +45,11 @@ impl Layers {
         Self { count, shapes, tokens, format: Format::Bf16 }
     }
 
-    /// Four weights whose shards have so many bytes.
+    /// Sixteen weights, as a model's layers have them, whose shards have so many bytes.
     pub const fn of_shards(world: u32, bytes: u64) -> Self {
         const COLUMNS: u64 = 8192;
         let shape = [bytes / 2 / COLUMNS * world as u64, COLUMNS];
-        Self { count: 1, shapes: [shape; 4], tokens: 128, format: Format::Bf16 }
+        Self { count: 4, shapes: [shape; 4], tokens: 128, format: Format::Bf16 }
     }
 
     pub fn weights(self) -> Vec<Weight> {

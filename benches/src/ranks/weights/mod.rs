@@ -145,7 +145,7 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
 /// Gathers of shards of one size.
 fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
     let layers = Layers::of_shards(world, mebibytes << 20);
-    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: (2 << 10) / mebibytes } };
+    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: (512 / mebibytes).max(1) } };
     let sides = vec![side("pulls", By::Pulls), side("pulls, two streams", By::PullsByTwo), side("NCCL", By::Nccl)];
     let comparison = Comparison::of(FAMILY, "pulls of weights", text.to_owned(), sides, &[DEVICE]);
     let places = layers.places() as u64;

@@ -1,13 +1,14 @@
 //! A rank's buffers for NCCL in the place of pulls and scatters: whole weights, or gradients, by turns in two.
 
 use anyhow::{Context, Result};
+use half::bf16 as Half;
 use oxtile::comm::{Communicator, NcclCommunicator, ReduceOp};
 use oxtile::num::bf16;
 use oxtile::sum_parts::SumParts;
 use oxtile::{Buffer, Stream};
 use oxtile_tile::launch::DeviceViewMut;
 
-use super::layers::Layers;
+use super::layers::{Layers, repeated};
 
 pub struct InPlace {
     whole: [Buffer<bf16>; 2],
@@ -18,11 +19,13 @@ pub struct InPlace {
 }
 
 impl InPlace {
-    pub fn new(stream: &Stream, layers: Layers, ranks: u64) -> Result<Self> {
+    /// Buffers with random values: products of zeros take less power, and so less time.
+    pub fn new(stream: &Stream, layers: Layers, ranks: u64, pattern: &[Half]) -> Result<Self> {
         let largest = layers.largest();
+        let filled = |at: usize, len: u64| Buffer::from_slice(stream, &repeated(pattern, at, 0, len));
         Ok(Self {
-            whole: [Buffer::zeros(stream, largest)?, Buffer::zeros(stream, largest)?],
-            shard: Buffer::zeros(stream, largest.div_ceil(ranks))?,
+            whole: [filled(0, largest)?, filled(1, largest)?],
+            shard: filled(2, largest.div_ceil(ranks))?,
             touch: SumParts::new(&stream.device().runtime())?,
             first: Buffer::uninitialised(stream, 1)?,
         })

@@ -50,7 +50,7 @@ impl Passes {
             Gemm::new(runtime, config)
         };
         let filled = |len: u64| Buffer::from_slice(&compute, &repeated(&pattern, 0, 0, len));
-        let in_place = has_nccl.then(|| InPlace::new(&compute, layers, rank.world().get().into())).transpose()?;
+        let in_place = has_nccl.then(|| InPlace::new(&compute, layers, rank.world().get().into(), &pattern)).transpose()?;
         let (gemms, input) =
             (layers.shapes.iter().map(product).collect::<oxtile::Result<_>>()?, filled(layers.tokens * layers.most(|[_, k]| k))?);
         let (resident, output) = (filled(layers.largest())?, Buffer::uninitialised(&compute, layers.tokens * layers.most(|[n, _]| n))?);

@@ -8,7 +8,7 @@ use super::scatter::{GradientScatter, State};
 use super::slots::slot_of;
 use super::step::Ended;
 use crate::comm::WorldSize;
-use crate::runtime::module::{note, note_read_after, zero};
+use crate::runtime::module::{note, note_after, zero};
 use crate::runtime::{Result, Stream};
 use crate::sum_parts::{Addend, Before, PartApart, RankParts};
 
@@ -58,7 +58,7 @@ impl<E: Addend> GradientScatter<E> {
         let own = (has == Has::Others).then(|| layout.apart(self.member.rank().index() as usize, whole));
         if own.is_some() {
             // After the product that computed it, and not after those since. The product of the next weight but one comes after this sum.
-            note_read_after(&self.sum, &written, whole.access("gradient"))?;
+            note_after(&self.sum, &written, &[whole.access("gradient")])?;
         }
         self.add_parts(weight, (parts, own), onto)?;
         slots.release(&self.sum, slot, layout)
