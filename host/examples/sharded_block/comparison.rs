@@ -62,7 +62,7 @@ pub struct Comparison {
     pub losses: Vec<f32>,
     /// How many ranks have the losses and the masters of the one device, bit by bit, and how many there are; none where they are not compared, or share a sequence.
     pub equal: Option<[usize; 2]>,
-    /// The largest difference of a loss from that of the one device, where ranks share a sequence: gradients of weights are sums over tokens in another order.
+    /// The largest difference of a loss from that of the one device, where ranks share a sequence and are threads: gradients of weights are sums over tokens in another order.
     pub off: Option<f32>,
     /// The tokens of a rank in each step.
     pub tokens: u64,
@@ -80,7 +80,9 @@ impl Comparison {
                 && masters.all(|((start, own), (_, whole))| bits(own.iter()).eq(bits(whole[*start as usize..].iter().take(own.len()))))
         };
         let losses: Vec<_> = (0..options.steps as usize).map(mean).collect();
-        let alone = if options.is_compared { Some(alone()?) } else { None };
+        // A process has the losses of its own tokens of a shared sequence, and not the mean of all.
+        let can_be_compared = options.context_parallel.is_none() || ranks.len() == options.ranks as usize;
+        let alone = if options.is_compared && can_be_compared { Some(alone()?) } else { None };
         let (shared, apart) = if options.context_parallel.is_some() { (alone, None) } else { (None, alone) };
         let equal = apart.map(|alone| [ranks.iter().filter(|rank| is_equal(&alone, rank)).count(), ranks.len()]);
         let off = shared.map(|alone| losses.iter().zip(&alone.losses).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max));
