@@ -87,6 +87,17 @@ pub struct Bf16;
 pub struct Fp8;
 
 /// MXFP8 (E4M3): a scale for 32 neighbours.
+///
+/// What travels are compact scales, of this format as of all: rows of shards are rows of the whole then. Scales in the order of a kernel are made from a whole weight.
+///
+/// ```compile_fail,E0308
+/// use oxtile::quantize::{Interleaved, Mxfp8Format, QuantizedTensor};
+/// use oxtile::sharded::{Gathered, Mxfp8};
+///
+/// fn interleaved<'a>(weight: &Gathered<'a, Mxfp8>) -> &'a QuantizedTensor<Mxfp8Format, Interleaved> {
+///     weight.tensor()
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Mxfp8;
 

@@ -40,15 +40,26 @@ impl<F: WeightFormat> Entry<F> {
 
     /// The bytes of the whole weight in one direction, each array aligned.
     pub fn whole_bytes(&self, direction: Direction) -> u64 {
-        self.plane(self.shards.padded_rows(), direction).arrays().map(|array| aligned(self.weight.experts * array.bytes())).iter().sum()
+        whole_bytes(&self.weight, self.shards, direction)
     }
 
     /// The bytes of a plane that other ranks have.
     pub fn travelling_bytes(&self, rank: Rank, direction: Direction) -> u64 {
-        let own = self.shards.padded_range(rank);
-        let plane = |rows| self.plane(rows, direction).arrays().iter().map(|array| array.bytes()).sum::<u64>();
-        self.weight.experts * (plane(self.shards.padded_rows()) - plane(own.end - own.start))
+        travelling_bytes(&self.weight, self.shards, rank, direction)
     }
+}
+
+/// The bytes of a whole weight in one plane, each array aligned.
+pub(super) fn whole_bytes<F: WeightFormat>(weight: &Weight, shards: EqualShards<F>, plane: Direction) -> u64 {
+    let whole = F::RULE.plane([shards.padded_rows(), weight.columns], plane);
+    whole.arrays().map(|array| aligned(weight.experts * array.bytes())).iter().sum()
+}
+
+/// The bytes of a plane that other ranks have.
+pub(super) fn travelling_bytes<F: WeightFormat>(weight: &Weight, shards: EqualShards<F>, rank: Rank, plane: Direction) -> u64 {
+    let own = shards.padded_range(rank);
+    let bytes = |rows| F::RULE.plane([rows, weight.columns], plane).arrays().iter().map(|array| array.bytes()).sum::<u64>();
+    weight.experts * (bytes(shards.padded_rows()) - bytes(own.end - own.start))
 }
 
 /// Rounds up to where an array may begin.
@@ -93,6 +104,20 @@ impl<F: WeightFormat> Layout<F> {
         let matrices: u64 = weights.iter().map(|weight| weight.experts).sum();
         let amaxes = if F::RULE.has_amax { matrices * u64::from(team.size().get()) } else { 0 };
         Ok(Self { shards: all, starts, bytes, amaxes })
+    }
+
+    /// The bytes that a rank takes of the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.bytes + aligned(4 * self.amaxes)
+    }
+
+    /// The bytes of the values in bf16 from which a rank's shards are cast; none of a format whose shards are these values.
+    pub fn master_bytes(&self, weights: &[Weight], rank: Rank) -> u64 {
+        let own = |(weight, shards): (&Weight, &EqualShards<F>)| {
+            let rows = shards.padded_range(rank);
+            weight.experts * aligned((rows.end - rows.start) * weight.columns * 2)
+        };
+        if F::RULE.has_directions() { weights.iter().zip(&self.shards).map(own).sum() } else { 0 }
     }
 }
 

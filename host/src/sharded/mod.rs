@@ -7,6 +7,7 @@
 //! | `set`, `layout`, `amaxes` | the shards of a rank; where they lie; agreement of ranks on amaxes |
 //! | `step` | the two halves of a step: values are written and published, then read |
 //! | `slots` | which piece of memory a whole weight has |
+//! | `footprint` | what all of it takes, before it is taken |
 //! | `chain`, `mode` | the order of weights in passes, which are enqueued or in graphs |
 //! | `pass`, `pull` | a pass that pulls weights ahead, and the copies of a pull |
 //! | `gradient` | gradients that ranks compute whole, summed where their rows are owned |
@@ -14,6 +15,7 @@
 
 mod amaxes;
 mod chain;
+mod footprint;
 mod format;
 mod gradient;
 mod layout;
@@ -29,6 +31,7 @@ mod step;
 mod weight;
 
 pub use chain::{Chain, ChainConfig, Places};
+pub use footprint::Footprint;
 pub use format::{Bf16, Fp8, Mxfp8, Nvfp4, Nvfp4Squares, WeightFormat, WideTensor};
 pub use gradient::{GradientBytes, GradientCarrier, GradientConfig, GradientScatter};
 pub use mode::{Captured, Eager, Mode};

@@ -73,12 +73,10 @@ impl<F: WeightFormat> ShardSet<F> {
         let parts = arena.buffer::<f32>(layout.amaxes)?;
         let flags = arena.flags("shards of weights", FLAGS)?;
         let text = text::<F>(&weights, member.team());
-        let rows: Vec<Range<u64>> = layout.shards.iter().map(|shards| shards.padded_range(member.rank())).collect();
         let matrices = weights.iter().map(|weight| weight.experts).sum();
         let (amaxes, numbers) = (Buffer::zeros(stream, matrices)?, Buffer::zeros(stream, matrices)?);
         let masters = if F::RULE.has_directions() {
-            let own = |(weight, rows): (&Weight, &Range<u64>)| weight.experts * aligned((rows.end - rows.start) * weight.columns * 2) / 2;
-            Some(Buffer::zeros(stream, weights.iter().zip(&rows).map(own).sum())?)
+            Some(Buffer::zeros(stream, layout.master_bytes(&weights, member.rank()) / 2)?)
         } else {
             zero(stream, lend(planes.local()))?;
             None
@@ -179,8 +177,7 @@ impl<F: WeightFormat> ShardSet<F> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn arena_bytes(team: &Team, weights: &[Weight]) -> Result<u64> {
-        let layout = Layout::<F>::new(weights, team)?;
-        Ok(layout.bytes + aligned(4 * layout.amaxes))
+        Ok(Layout::<F>::new(weights, team)?.arena_bytes())
     }
 
     /// The weights, in the order of their numbers.

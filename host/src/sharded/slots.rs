@@ -37,7 +37,7 @@ impl SlotPlan {
     /// Of two assignments the one with fewer bytes is taken: slots in turn, or the largest weights first, each to the smallest slot that is free then.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the slots take more than `cap` bytes, with the largest distance that fits; or if the weights together pass 2^64 bytes.
+    /// [`Error::Invalid`] if the slots take more than `cap` bytes, with the largest distance that fits: the smallest is always 0, if any fits, and hides no gather; or if the weights together pass 2^64 bytes.
     pub fn new(passes: &[&[u64]], distance: u32, cap: Option<u64>, name: impl Fn(usize, usize) -> String) -> Result<Self> {
         let sizes =
             rounded(passes).ok_or_else(|| invalid("the weights together take more than 2^64 bytes: check their sizes".to_owned()))?;

@@ -71,6 +71,7 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
         let Self { set, stream } = self;
         let cast = set.agree(&stream).and_then(|()| set.cast(&stream)).and_then(|()| set.tell(&stream));
         set.arena.or_abort(&stream, "Updating::publish", cast)?;
+        tracing::trace!(weights = set.entries.len(), rank = set.member.rank().index(), "published");
         // What is captured is not done.
         let capture = stream.0.capture().map(|capture| capture.number);
         if capture.is_none() {

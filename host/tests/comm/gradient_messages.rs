@@ -97,6 +97,36 @@ fn another_order_is_an_error() {
     assert!(matches!(error, Error::Mismatch { .. }) && error.to_string().contains("all_to_all"), "{error}");
 }
 
+/// Weights of one shape meet in calls that are alike: the order of the first step is told to all ranks, and compared in a later call. No call waits for it.
+#[test]
+fn another_order_of_weights_of_one_shape_is_an_error() {
+    for (orders, is_wrong) in [([[0, 1], [1, 0]], true), ([[1, 0], [1, 0]], false)] {
+        let weights = vec![Weight::new("up", [4, 8]), Weight::new("down", [4, 8])];
+        let world = World::new(2, 1);
+        let mut sides = sides::<bf16, Bf16>(&world, &weights);
+        let mut outcome = Ok(());
+        for step in 0..2 {
+            for (rank, (side, order)) in sides.iter_mut().zip(orders).enumerate() {
+                side.upload(&weights, rank as u32, step).unwrap();
+                let ids: Vec<_> = side.gradients.ids().collect();
+                let scattered = order.into_iter().try_for_each(|number: usize| side.scatter(ids[number], |_| Ok(())));
+                outcome = outcome.and(scattered).and_then(|()| side.gradients.finish(&side.compute, |_| Ok(())));
+            }
+            if step == 0 {
+                outcome = outcome.and_then(|()| world.streams.iter().try_for_each(Stream::synchronize));
+                assert!(outcome.is_ok(), "the calls of the first step are alike: {outcome:?}");
+                sides.iter().try_for_each(|side| side.gradients.streams()[0].synchronize()).unwrap();
+            }
+        }
+        let said = outcome.map_or_else(|error| error.to_string(), |()| String::new());
+        assert_eq!(
+            said.contains("scattered in the order up, down") && said.contains("scattered in the order down, up"),
+            is_wrong,
+            "{said}"
+        );
+    }
+}
+
 /// Gradients of two communicators, of all ranks and of pairs, on each rank: neither waits for the other, in whichever order ranks call them.
 #[test]
 fn two_communicators_at_once() {

@@ -29,6 +29,7 @@
 //! | `context_case`, `context_ranks`, `whole_attention` | a problem of it and its tensors, ranks, and what they are to find |
 //! | `context_example`, `sharded_example`, `tensor_parallel_example` | the programs of the examples |
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
+//! | `sharded_footprint` | what weights in shards take, before it is taken; the events of a step |
 //! | `sharded_layer` | a layer of products that overlap, with weights in shards |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
@@ -106,6 +107,7 @@ mod schedules;
 mod sharded;
 mod sharded_calls;
 mod sharded_example;
+mod sharded_footprint;
 mod sharded_gradients;
 mod sharded_graphs;
 mod sharded_layer;

@@ -22,18 +22,26 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
         "bytes follow from the format's types",
         &["sharded::bf16", "sharded::fp8", "sharded::mxfp8", "sharded::nvfp4", "sharded::nvfp4_squares"],
     ),
-    ("R-ETP-4", "the library prints nothing", &["sharded_requirements::the_library_prints_nothing"]),
+    (
+        "R-ETP-4",
+        "the library prints nothing, and tells of its steps by events with names",
+        &["sharded_requirements::the_library_prints_nothing", "sharded_footprint::a_step_is_told_of_by_events_with_names"],
+    ),
     (
         "R-ETP-5",
         "a gather comes after the cast, and a product after its gather, in whichever order the edges are left out",
         &["sharded_protocol::what_is_left_out_is_reported", "sharded_protocol::every_order_of_two_and_three_ranks_is_right"],
     ),
-    ("R-ETP-6", "no memory but what was planned", &["sharded_soak::a_thousand_steps_take_what_was_planned_and_no_host_waits"]),
+    (
+        "R-ETP-6",
+        "no memory but what was planned",
+        &["sharded_footprint::the_footprint_is_what_is_taken", "sharded_soak::steps_take_what_was_planned_and_no_host_waits"],
+    ),
     ("R-ETP-7", "a stream a chain: teams do not serialise", &["sharded_soak::chains_of_two_teams_do_not_wait_for_one_another"]),
     (
         "R-ETP-8",
         "after the first step nothing is allocated, and no host waits",
-        &["sharded_soak::a_thousand_steps_take_what_was_planned_and_no_host_waits"],
+        &["sharded_soak::steps_take_what_was_planned_and_no_host_waits"],
     ),
     (
         "R-ETP-9",
@@ -43,14 +51,22 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
     (
         "R-ETP-10",
         "communicators at once do not wait for one another, and other orders are errors",
-        &["gradient_messages::two_communicators_at_once", "gradient_messages::another_order_is_an_error"],
+        &[
+            "gradient_messages::two_communicators_at_once",
+            "gradient_messages::another_order_is_an_error",
+            "gradient_messages::another_order_of_weights_of_one_shape_is_an_error",
+        ],
     ),
     (
         "R-ETP-11",
         "a hook comes after its sum, once a step",
         &["gradient_calls::hooks_and_finish_come_after_the_sums", "gradient_bugs::a_gradient_that_is_used_before_its_sum"],
     ),
-    ("R-ETP-12", "scales travel as they are cast, in no kernel's order", &["sharded::mxfp8", "sharded::nvfp4"]),
+    (
+        "R-ETP-12",
+        "scales travel as they are cast, in no kernel's order",
+        &["src/sharded/format.rs::compile_fail", "sharded::mxfp8", "sharded::nvfp4"],
+    ),
     (
         "R-ETP-13",
         "only formats whose scales follow from an amax agree on one",
@@ -115,7 +131,15 @@ const SHOWN: [(&str, &str, &[&str]); 28] = [
             "sharded_graphs::a_captured_chain_and_an_eager_one_in_both_orders",
         ],
     ),
-    ("I9", "ranks scatter in one order", &["gradient_calls::orders_of_steps_are_compared", "gradient_messages::another_order_is_an_error"]),
+    (
+        "I9",
+        "ranks scatter in one order",
+        &[
+            "gradient_calls::orders_of_steps_are_compared",
+            "gradient_messages::another_order_is_an_error",
+            "gradient_messages::another_order_of_weights_of_one_shape_is_an_error",
+        ],
+    ),
 ];
 
 /// The text of a file of the library.

@@ -83,9 +83,9 @@ fn chains_of_any_sizes_are_right_under_many_seeds() {
     }
 }
 
-/// Steps of weights and gradients: after the first one nothing is allocated and no host waits, and all memory is that of the plans.
+/// Steps of weights and gradients, 50 of them, and 1000 in long runs: after the first one nothing is allocated and no host waits, and all memory is that of the plans.
 #[test]
-fn a_thousand_steps_take_what_was_planned_and_no_host_waits() {
+fn steps_take_what_was_planned_and_no_host_waits() {
     let steps = if is_long() { 1000 } else { 50 };
     let options = EmulatedOptions { devices: 2, mode: Mode::Fast, seed: Some(3), ..EmulatedOptions::default() };
     let (world, weights) = (World::with(options), weights());

@@ -34,6 +34,7 @@ impl<E: Addend> GradientScatter<E> {
         };
         // The puts are enqueued before the wait for those of others: queues of a device may be shared.
         slots.send(&self.send, slot, layout, &self.whole[slot])?;
+        tracing::trace!(weight = self.weights[weight].name, slot, "scattered");
         if let Some(before) = before {
             self.add_up(state, before, state.steps.before())?;
         }
@@ -66,7 +67,9 @@ impl<E: Addend> GradientScatter<E> {
 
     fn add_parts(&self, weight: usize, (parts, apart): (DeviceView<'_, E>, Option<PartApart<'_, E>>), before: Before) -> Result<()> {
         let parts = RankParts { parts, count: self.member.team().size().get(), stride: self.layouts[weight].stride(), apart };
-        self.add.add(&self.sum, parts, self.scale, before, lend(&self.main[weight]))
+        self.add.add(&self.sum, parts, self.scale, before, lend(&self.main[weight]))?;
+        tracing::trace!(weight = self.weights[weight].name, "summed");
+        Ok(())
     }
 
     /// Adds up the weight that was sent last, and orders `stream` after all sums. What a step that replaces the main gradients did not sum is zero.
@@ -75,17 +78,16 @@ impl<E: Addend> GradientScatter<E> {
         if let Some(last) = *last {
             self.add_up(state, last, *before)?;
         }
-        if let Some(slots) = state.link.as_ref().filter(|_| !self.is_alone() && !order.is_empty())
-            && !std::mem::replace(&mut state.is_declared, true)
-        {
+        if let Some(link) = state.link.as_mut().filter(|_| !self.is_alone() && !order.is_empty() && !state.is_declared) {
             let names: Vec<_> = order.iter().map(|weight| self.weights[*weight].name.as_str()).collect();
-            slots.declare_order(format!("gradients, scattered in the order {}", names.join(", ")))?;
+            state.is_declared = link.declare_order(&self.send, order, format!("gradients, scattered in the order {}", names.join(", ")))?;
         }
         if *before == Before::Zero {
             (0..self.main.len())
                 .filter(|weight| !order.contains(weight))
                 .try_for_each(|weight| zero(&self.sum, lend(&self.main[weight])))?;
         }
+        tracing::trace!(weights = order.len(), "gradients finished");
         note(stream, &self.main.iter().map(|main| main.view().access("main gradient")).collect::<Vec<_>>())
     }
 

@@ -20,8 +20,8 @@ pub(super) trait Link<E>: Send {
     /// Compares what the members make, and opens the slots, once. May wait for the others.
     fn open(&mut self, stream: &Stream, what: &str) -> Result<()>;
 
-    /// Tells the others the order of a step, where that is compared. Does not wait.
-    fn declare_order(&self, order: String) -> Result<()>;
+    /// Tells the others the order of a step, by the weights' numbers and in words, where that is compared. Does not wait. Returns whether that was done.
+    fn declare_order(&mut self, stream: &Stream, order: &[usize], words: String) -> Result<bool>;
 
     /// Sends the rows of the other members to them, after all that has used the buffer and their slots.
     fn send(&mut self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()>;

@@ -6,8 +6,10 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::super::memory::{lend, lend_first};
+use super::super::weight::Weight;
 use super::layout::Layout;
 use super::link::{Has, Link};
+use super::order::Order;
 use super::slots::SLOTS;
 use crate::comm::{Communicator, Rank};
 use crate::runtime::module::note;
@@ -24,13 +26,19 @@ pub(super) struct Messages<E> {
     /// Rows in the order of their owners, where they do not lie so in the whole gradient.
     packed: Buffer<E>,
     all_to_all: AllToAll<E>,
+    order: Order,
 }
 
 impl<E: Pod> Messages<E> {
     /// Takes two slots for the parts of the largest weight, and memory for what is sent.
-    pub fn new<C: Communicator + Send + Sync + 'static>(stream: &Stream, comm: &Arc<C>, layouts: &[Layout]) -> Result<Self> {
+    pub fn new<C: Communicator + Send + Sync + 'static>(
+        stream: &Stream,
+        comm: &Arc<C>,
+        (weights, layouts): (&[Weight], &[Layout]),
+    ) -> Result<Self> {
         let most = |of: &mut dyn Iterator<Item = &Layout>| of.map(Layout::parts).max().unwrap_or(0);
         let (parts, packed) = (most(&mut layouts.iter()), most(&mut layouts.iter().filter(|layout| !layout.is_in_parts())));
+        let order = Order::new(stream, comm, weights)?;
         let (comm, rank) = (Arc::clone(comm), comm.rank());
         Ok(Self {
             rank: index(rank),
@@ -38,6 +46,7 @@ impl<E: Pod> Messages<E> {
             // Of ragged shards the padding is sent too, and read by none.
             packed: Buffer::zeros(stream, packed)?,
             all_to_all: Box::new(move |stream, input, output| comm.all_to_all(stream, input, output)),
+            order,
         })
     }
 }
@@ -51,13 +60,13 @@ impl<E: Pod> Link<E> for Messages<E> {
         (self.slots.iter().map(Buffer::len).sum::<u64>() + self.packed.len()) * size_of::<E>() as u64
     }
 
-    /// The communicator compares its calls.
+    /// The communicator compares its calls, and those of two weights of one shape are alike: the order of the first step is compared when the others' is there.
     fn open(&mut self, _: &Stream, _: &str) -> Result<()> {
-        Ok(())
+        self.order.compare()
     }
 
-    fn declare_order(&self, _: String) -> Result<()> {
-        Ok(())
+    fn declare_order(&mut self, stream: &Stream, order: &[usize], _: String) -> Result<bool> {
+        self.order.tell(stream, order)
     }
 
     fn send(&mut self, stream: &Stream, slot: usize, layout: &Layout, whole: &Buffer<E>) -> Result<()> {

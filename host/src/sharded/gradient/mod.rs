@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `scatter` | the operation |
+//! | `bytes` | the memory of it |
 //! | `main_gradients` | what the owners keep |
 //! | `config` | how gradients become one, and the memory that it takes |
 //! | `exchange` | what its calls enqueue |
@@ -10,14 +11,16 @@
 //! | `layout` | where rows lie, whole and in parts |
 //! | `link` | how parts come to the owner of their rows |
 //! | `slots` | by copy engines, into an arena, with flags of the ranks |
-//! | `messages` | by the messages of a communicator, as across hosts |
+//! | `messages`, `order` | by the messages of a communicator, as across hosts; whether all ranks scatter in one order then |
 
+mod bytes;
 mod config;
 mod exchange;
 mod layout;
 mod link;
 mod main_gradients;
 mod messages;
+mod order;
 mod scatter;
 mod slots;
 mod step;

@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 use oxtile_tile::launch::DeviceViewMut;
 
 use super::super::format::WeightFormat;
-use super::super::layout::aligned;
 use super::super::memory::{lend, lend_first};
 use super::super::weight::{Weight, WeightId};
-use super::config::{GradientBytes, GradientCarrier, GradientConfig};
+use super::config::{GradientCarrier, GradientConfig};
 use super::layout::Layout;
 use super::link::Link;
 use super::messages::Messages;
@@ -157,7 +156,7 @@ impl<E: Addend> GradientScatter<E> {
 
     /// The same without an arena, as across hosts: the messages of a communicator carry the rows, by one all-to-all a weight, on [`streams`](Self::streams). The owner adds the parts up in
     /// the order of ranks as well, so main gradients have the same bits as by an arena; a library's reduce-scatter has an order of its own, and is not used. All ranks of the communicator
-    /// make it and scatter the same weights in one order; nothing else calls the communicator meanwhile on another stream. It is of its ranks alone: for a team take
+    /// make it and scatter the same weights in one order: that of the first step that no graph has is compared, and another one is an error of a later call; nothing else calls the communicator meanwhile on another stream. It is of its ranks alone: for a team take
     /// [`Communicator::team`]. Instead of slots in an arena it takes as much device memory, and a buffer for rows that do not lie as their owners follow one another (experts).
     ///
     /// The communicator watches its own calls: [wait](Communicator::wait) for the stream that was named to [`finish`](Self::finish) by it.
@@ -182,14 +181,9 @@ impl<E: Addend> GradientScatter<E> {
         let layouts = Self::layouts::<F>(weights, comm.world())?;
         let link: Option<Box<dyn Link<E>>> = match comm.world() {
             WorldSize::ONE => None,
-            _ => Some(Box::new(Messages::new(stream, comm, &layouts)?)),
+            _ => Some(Box::new(Messages::new(stream, comm, (weights, &layouts))?)),
         };
         Self::build(stream, (None, member), (weights, layouts), config, (String::new(), link))
-    }
-
-    fn layouts<F: WeightFormat>(weights: &[Weight], ranks: WorldSize) -> Result<Vec<Layout>> {
-        weights.iter().try_for_each(Weight::check::<F>)?;
-        Ok(weights.iter().map(|weight| Layout::new::<F>(weight, ranks, size_of::<E>() as u64)).collect())
     }
 
     fn build(
@@ -229,25 +223,12 @@ impl<E: Addend> GradientScatter<E> {
         })
     }
 
-    /// The bytes of an arena that [`new`](Self::new) takes for a team, beside 4 channels: two slots.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a weight that the format cannot hold.
-    pub fn arena_bytes<F: WeightFormat>(team: &Team, weights: &[Weight]) -> Result<u64> {
-        let slot = Self::slot_elements(&Self::layouts::<F>(weights, team.size())?) * size_of::<E>() as u64;
-        Ok(SLOTS as u64 * aligned(slot))
-    }
-
-    /// Elements of a slot. A team of one rank has none.
-    fn slot_elements(layouts: &[Layout]) -> u64 {
-        layouts.iter().map(Layout::parts_of_others).max().unwrap_or(0)
-    }
-
     /// Compares what the members of the team made, and tells them that the slots of this rank are empty. Waits for them. The first [`buffer`](Self::buffer) does it too, but in a
     /// graph, which cannot. Does nothing the second time, nor by messages.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for other weights, another order of them or another configuration on another rank; ranks that do not come; [`Error::NotCapturable`].
+    /// [`Error::Mismatch`] for other weights, another order of them or another configuration on another rank; by messages, for another order of the first step, once that is known;
+    /// ranks that do not come; [`Error::NotCapturable`].
     pub fn open(&self) -> Result<()> {
         self.open_slots(&mut lock(&self.state))
     }
@@ -366,15 +347,6 @@ impl<E: Addend> GradientScatter<E> {
             _ if self.is_alone() => GradientCarrier::Nothing,
             Some(_) => GradientCarrier::CopyEngines,
             None => GradientCarrier::Messages,
-        }
-    }
-
-    /// The device memory that was taken.
-    pub fn bytes(&self) -> GradientBytes {
-        GradientBytes {
-            slots: lock(&self.state).link.as_ref().map_or(0, |link| link.bytes()),
-            buffers: self.whole.iter().map(|whole| whole.len() * size_of::<E>() as u64).sum(),
-            main: self.main.iter().map(|main| main.len() * 4).sum(),
         }
     }
 

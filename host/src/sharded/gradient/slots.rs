@@ -81,8 +81,8 @@ impl<E: Pod> Link<E> for Slots<E> {
     }
 
     /// Tells the others the order of a step, where the arena compares calls. Does not wait.
-    fn declare_order(&self, order: String) -> Result<()> {
-        self.ready.declare(order, self.others())
+    fn declare_order(&mut self, _: &Stream, _: &[usize], words: String) -> Result<bool> {
+        self.ready.declare(words, self.others()).map(|()| true)
     }
 
     /// Compares what the members make, and opens the slots, once. Waits for the others.
