@@ -39,7 +39,10 @@ impl Output {
         let target = Target::find(path, inputs)?;
         // What will be private is so from the beginning.
         let mode = if target.is_replaced() { 0o600 } else { draft::MODE };
-        let draft = Draft::new(&target.folder, mode).map_err(refused("create a temporary file beside it"))?;
+        let draft = Draft::new(&target.folder, mode).map_err(|error| match target.folder.is_dir() {
+            true => refused("create a file in its folder")(plain(error)),
+            false => WriteError::NoFolder { file: path.into(), folder: target.folder.clone() },
+        })?;
         target.lend_access(draft.file()).map_err(refused("give it the access of the file that it replaces"))?;
         Ok(Self { draft, target, path: path.into() })
     }
@@ -67,6 +70,11 @@ impl Output {
         self.file().sync_all().map_err(|error| self.error("flush to disk", error))?;
         Ok(Completed(self))
     }
+}
+
+/// An error without the temporary name that it speaks of.
+fn plain(error: io::Error) -> io::Error {
+    if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
 
 /// Refuses outputs of which two are to be one file.

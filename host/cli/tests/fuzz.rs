@@ -113,6 +113,7 @@ fn mutants_of_shards_are_joined_or_refused() {
         format: ShardFormat::Keep,
         directions: None,
         plan: false,
+        embedding: None,
         distance: None,
         device: Device::Emulated,
         json: false,

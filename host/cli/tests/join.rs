@@ -46,10 +46,14 @@ fn what_does_not_belong_together_is_refused() {
     let said = refusal(folder.path(), std::slice::from_ref(c));
     assert!(
         said.contains(&format!(
-            "{}: it is a shard of 3 ranks, and those of ranks 0 and 1 are missing: name the files of all ranks",
-            shown(c)
-        ))
+            "{}: it is a shard of 3 ranks, and those of ranks 0 and 1 are missing ({}, {}): name the files of all ranks",
+            shown(c),
+            shown(a),
+            shown(b)
+        )),
+        "{said}"
     );
+    assert!(pick([a, b, a]).contains(&format!("{}: is named twice: name each file once", shown(a))));
     let said = refusal(folder.path(), &[b.clone(), c.clone()]);
     assert!(said.contains("and that of rank 0 is missing"), "{said}");
     let said = pick([a, b, &copy]);
@@ -77,9 +81,13 @@ fn what_does_not_belong_together_is_refused() {
 
     // Cut short in the header, in the data, and grown.
     let bytes = std::fs::read(c).expect("readable");
-    for (length, expected) in
-        [(4, "has 4 bytes"), (100, "cut short"), (bytes.len() - 1, "cut short"), (bytes.len() + 3, "3 bytes belong to no tensor")]
-    {
+    for (length, expected) in [
+        (4, "has 4 bytes"),
+        (100, "cut short"),
+        (bytes.len() - 1, "cut short: fetch or make it again"),
+        (bytes.len() + 3, "3 bytes belong to no tensor"),
+        (bytes.len() + 1, "1 byte belongs to no tensor"),
+    ] {
         let mut cut = bytes.clone();
         cut.resize(length, 0);
         std::fs::write(&copy, cut).expect("a writable folder");
@@ -132,7 +140,7 @@ fn damaged_parts_are_refused() {
         (&stated, vector(33, "rank", 17), "\"rank\" is none of: none, rows, columns"),
         (&quoted(r#""vector":"#), quoted(r#""victor":"#), "tensor `victor` is named in its metadata, and is missing"),
         (r#""oxtile.shard.rank":"1""#, r#""oxtile.shard.rank":"2""#.into(), "2 ranks have no rank 2"),
-        (r#""oxtile.shard.version":"1""#, r#""oxtile.shard.version":"9""#.into(), "oxtile.shard.version = \"9\""),
+        (r#""oxtile.shard.version":"2""#, r#""oxtile.shard.version":"9""#.into(), "oxtile.shard.version = \"9\""),
         (r#""vector":{"dtype":"F32""#, r#""vector":{"dtype":"I32""#.into(), "tensor `vector` is I32, and F32 in"),
         (r#""vector":{"dtype":"F32","shape":[16]"#, r#""vector":{"dtype":"F16","shape":[32]"#.into(), "tensor `vector` is F16, and F32 in"),
         (
@@ -173,6 +181,108 @@ fn damaged_parts_are_refused() {
     std::fs::write(&damaged, bytes).expect("a writable folder");
     let said = refusal(folder.path(), &[files[0].clone(), damaged.clone()]);
     assert!(said.contains("damaged: tensor `scalar` differs from that of") && said.contains("where all ranks have the same"), "{said}");
+}
+
+/// The file with other strings in its metadata.
+fn restated(file: &Path, change: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) -> Vec<u8> {
+    let bytes = std::fs::read(file).expect("readable");
+    let end = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..end]).expect("JSON");
+    change(header["__metadata__"].as_object_mut().expect("strings"));
+    common::file(&header.to_string(), &bytes[end..])
+}
+
+#[test]
+fn damaged_data_is_refused_and_that_of_older_files_is_not_checked() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, joined) = (folder.path().join("in"), folder.path().join("joined"));
+    checkpoint(&input, &tensors());
+    for options in [&[][..], &["--format", "nvfp4", "--direction", "both"]] {
+        let files = shard(&input, &folder.path().join("p"), 3, options);
+        let damaged = folder.path().join("damaged");
+        for rank in 0..3 {
+            let whole = std::fs::read(&files[rank]).expect("readable");
+            let start = 8 + u64::from_le_bytes(whole[..8].try_into().expect("8 bytes")) as usize;
+            // The last byte, and the first; what every file has is found by the others' bytes.
+            for at in [whole.len() - 1, start] {
+                let mut flipped = whole.clone();
+                flipped[at] ^= 1;
+                std::fs::write(&damaged, flipped).expect("a writable folder");
+                let mut named = files.clone();
+                named[rank].clone_from(&damaged);
+                let said = refusal(folder.path(), &named);
+                let is_named = said.contains(&format!("{}: its data is not what `oxtile shard` wrote (SHA-256 ", damaged.display()));
+                assert!(is_named || said.contains("where all ranks have the same"), "byte {at} of rank {rank}: {said}");
+            }
+        }
+        let text = command(&join_words(&files, &joined));
+        assert!(text.contains("data    as written (SHA-256)\n"), "{text}");
+        let after = std::fs::read(&joined).expect("readable");
+        // As version 1 wrote them: all strings of the joined file, and no digest.
+        let strings = serde_json::to_string(Checkpoint::open(&joined).expect("valid").metadata()).expect("JSON");
+        for file in &files {
+            let old = restated(file, |all| {
+                all.retain(|key, _| !["data", "header"].iter().any(|word| key == &format!("oxtile.shard.{word}")));
+                all.insert("oxtile.shard.version".into(), "1".into());
+                all.insert("oxtile.shard.joined".into(), strings.clone().into());
+            });
+            std::fs::write(file, old).expect("a writable folder");
+        }
+        let text = command(&join_words(&files, &joined));
+        assert!(text.contains("data    not checked in 3 files, which state no SHA-256: an older version wrote them\n"), "{text}");
+        assert!(content(&joined) == content(&input) || after == std::fs::read(&joined).expect("readable"), "{options:?}");
+    }
+}
+
+#[test]
+fn a_header_of_something_else_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = folder.path().join("in");
+    std::fs::write(&input, common::file(r#"{ "w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]} }"#, &[1, 2])).expect("a writable folder");
+    let files = shard(&input, &folder.path().join("p"), 1, &[]);
+    for (frame, expected) in [
+        (r#"{"v":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#, "it is of other tensors or strings"),
+        (r#"{"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#, "tensor `w`, field data_offsets: "),
+        ("{", "EOF"),
+    ] {
+        let made = restated(&files[0], |strings| drop(strings.insert("oxtile.shard.header".into(), frame.into())));
+        std::fs::write(&files[0], made).expect("a writable folder");
+        let said = refusal(folder.path(), &files);
+        assert!(said.contains("`oxtile.shard.header` is not what it should be") && said.contains(expected), "{said}");
+    }
+}
+
+/// Other writers name the parts of a checkpoint as shards are named.
+#[test]
+fn files_that_are_no_shards_of_the_checkpoint_are_not_replaced() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, prefix) = (folder.path().join("in"), folder.path().join("model"));
+    checkpoint(&input, &tensors());
+    let first = folder.path().join("model-00001-of-00002.safetensors");
+    let second = folder.path().join("model-00002-of-00002.safetensors");
+    let other = folder.path().join("other");
+    checkpoint(&other, &[("other.w", "U8", vec![2], vec![1, 2])]);
+    let of_other = shard(&other, &folder.path().join("o"), 2, &[]);
+    for (taken, with) in [(&first, &other), (&second, &other), (&second, &of_other[1])] {
+        std::fs::copy(with, taken).expect("a copy");
+        let before = std::fs::read(taken).expect("readable");
+        let listed = names(folder.path());
+        let done = run(&[&"shard", &"-i", &input, &"--ranks", &"2", &"--output-prefix", &prefix]);
+        let said = stderr(&done);
+        let expected =
+            format!("{}: is there, and is no shard of this checkpoint: choose another --output-prefix, or remove it", taken.display());
+        assert!(done.status.code() == Some(1) && said.contains(&expected), "{said}");
+        assert!(std::fs::read(taken).expect("readable") == before && names(folder.path()) == listed);
+        std::fs::remove_file(taken).expect("it is there");
+    }
+    // Shards of the same tensors are, in whichever format.
+    for options in [&["--format", "nvfp4"][..], &[], &["--format", "mxfp8", "--direction", "both"]] {
+        shard(&input, &prefix, 2, options);
+    }
+    // A folder that is not there.
+    let nowhere = folder.path().join("nowhere");
+    let done = run(&[&"shard", &"-i", &input, &"--ranks", &"2", &"--output-prefix", &nowhere.join("p")]);
+    assert!(stderr(&done).contains(&format!("there is no folder {}: make it, or name another", nowhere.display())), "{}", stderr(&done));
 }
 
 #[test]

@@ -242,16 +242,29 @@ fn the_documents_of_shard_and_join() {
         ".input_bytes number",
         ".model null",
         ".plan.backward_bytes number",
+        ".plan.distances[].backward[].slot number",
+        ".plan.distances[].backward[].weight string",
         ".plan.distances[].bytes number",
         ".plan.distances[].distance number",
+        ".plan.distances[].forward[].slot number",
+        ".plan.distances[].forward[].weight string",
+        ".plan.distances[].peak_bytes number",
         ".plan.distances[].slots[] number",
         ".plan.elements number",
         ".plan.forward_bytes number",
+        ".plan.gradient_buffer_bytes number",
         ".plan.gradient_bytes number",
+        ".plan.gradient_slot_bytes number",
         ".plan.largest_bytes number",
+        ".plan.main_gradient_bytes number",
+        ".plan.master_bytes number",
         ".plan.order string",
+        ".plan.rounded number",
         ".plan.shard_bytes number",
+        ".plan.step_bytes number",
+        ".plan.tied null",
         ".plan.weights number",
+        ".plan.wide number",
         ".seconds null",
     ];
     assert_eq!(found(&planned), expected(&of_plan));
@@ -266,6 +279,7 @@ fn the_documents_of_shard_and_join() {
         ".output_bytes number",
         ".seconds number",
         ".tensors number",
+        ".unchecked number",
     ];
     assert_eq!(found(&together), expected(&of_join));
     let joined: Value = serde_json::from_str(&together).expect("JSON");

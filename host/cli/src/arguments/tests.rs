@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     quantize::{Direction, Directions, Format, Recipe},
     safetensors::Dtype,
-    shard::ShardFormat,
+    shard::{Embedding, ShardFormat},
 };
 
 fn words(line: &str) -> Result<Request, UsageError> {
@@ -116,11 +116,12 @@ fn every_option_reaches_its_command() {
         format: ShardFormat::Quantized(Format::Nvfp4Squares),
         directions: Some(Directions::Both),
         plan: false,
+        embedding: None,
         distance: None,
         device: Device::Emulated,
         json: true,
     };
-    let line = "shard -i a --output-prefix b --ranks 4 --format nvfp4-squares --direction both --device emulated --json";
+    let line = "shard -i a --output-prefix b --ranks 4 --format NVFP4-squares --direction Both --device emulated --json";
     assert_eq!(words(line).expect("valid"), Request::Shard(shard));
     let plan = Shard {
         input: "a".into(),
@@ -129,11 +130,12 @@ fn every_option_reaches_its_command() {
         format: ShardFormat::Keep,
         directions: None,
         plan: true,
+        embedding: Some(Embedding::Tied),
         distance: Some(0),
         device: Device::Auto,
         json: false,
     };
-    assert_eq!(words("shard --input a --ranks 1 --plan --distance 0").expect("valid"), Request::Shard(plan));
+    assert_eq!(words("shard --input a --ranks 1 --plan --embedding tied --distance 0").expect("valid"), Request::Shard(plan));
     let join = |json| Join { inputs: vec!["a".into(), "b".into(), "c".into()], output: "d".into(), json };
     assert_eq!(words("join --inputs a b c --output d").expect("valid"), Request::Join(join(false)));
     assert_eq!(words("join -i a -i b -i c --json -o d").expect("valid"), Request::Join(join(true)));
@@ -302,6 +304,12 @@ fn options_that_do_not_go_together_are_refused_with_those_that_do() {
             "--direction goes with a format that quantizes, not with --format keep",
         ),
         ("shard -i a --output-prefix b --ranks 2 --distance 1", "--distance goes with --plan"),
+        ("shard -i a --output-prefix b --ranks 2 --embedding tied", "--embedding goes with --plan"),
+        (
+            "shard -i a --output-prefix b --ranks 2 --format bf16 --device cuda",
+            "--device goes with a format that quantizes, not with --format bf16",
+        ),
+        ("shard -i a --plan --ranks 2 --format fp8 --device cuda", "--device goes with --output-prefix: a plan runs nothing"),
         ("shard -i a --output-prefix b/ --ranks 2", "--output-prefix names a folder: add how the files' names begin"),
         ("timeline a --svg b --merged b", "--svg and --merged name one file"),
         ("inspect a --tensor b", "--tensor and --against go with --histogram OUT.svg"),

@@ -17,7 +17,8 @@ pub const SEED: &str = "a whole number from 0 to 18446744073709551615";
 pub fn choice<T: Copy + Send + Sync + 'static>(choices: impl IntoIterator<Item = (&'static str, T)>) -> impl TypedValueParser<Value = T> {
     let choices: Vec<_> = choices.into_iter().collect();
     let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-    let value = move |name: String| choices.iter().find(|(known, _)| *known == name).expect("clap knows the names").1;
+    // An option may take its words in capitals, too.
+    let value = move |name: String| choices.iter().find(|(known, _)| known.eq_ignore_ascii_case(&name)).expect("clap knows the names").1;
     PossibleValuesParser::new(names).map(value)
 }
 

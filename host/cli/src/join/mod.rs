@@ -1,13 +1,16 @@
 //! `oxtile join`: the files of `oxtile shard` in, one checkpoint out.
 //!
 //! [`shards`] holds the files against one another before anything is written: by what their [`metadata`](crate::shard::metadata) states and
-//! by their headers. Then the parts of each tensor are copied to their places, window by window.
+//! by their headers. Then the parts of each tensor are copied to their places, window by window, and
+//! [`digests`] holds what was read against what each file states.
 
+mod digests;
 mod report;
 pub mod shards;
 
 use std::{path::PathBuf, time::Instant};
 
+use digests::Digests;
 pub use report::Report;
 pub use shards::{Joined, Shards};
 
@@ -49,6 +52,19 @@ pub enum JoinError {
         /// What the other is of.
         expected: String,
     },
+    /// One file, named twice.
+    #[error("{}: is named twice: name each file once", path(.0))]
+    Twice(PathBuf),
+    /// Data that is not what was written.
+    #[error("{}: its data is not what `oxtile shard` wrote (SHA-256 {found}, and its metadata says {expected}): the file is damaged, shard the checkpoint again", path(.file))]
+    Data {
+        /// The file.
+        file: PathBuf,
+        /// The digest of its data.
+        found: String,
+        /// The one that its metadata states.
+        expected: String,
+    },
     /// Two files of one rank.
     #[error("{}: it is the shard of rank {rank}, as {} is: name one file of each rank", path(.file), path(.first))]
     SameRank {
@@ -60,13 +76,13 @@ pub enum JoinError {
         rank: u32,
     },
     /// Ranks without a file.
-    #[error("{}: it is a shard of {ranks} ranks, and {missing} missing: name the files of all ranks", path(.first))]
+    #[error("{}: it is a shard of {ranks} ranks, and {missing}: name the files of all ranks", path(.first))]
     Missing {
         /// A file that is there.
         first: PathBuf,
         /// How many ranks there are.
         ranks: u32,
-        /// Which are missing, with the verb.
+        /// Which are missing, in words.
         missing: String,
     },
     /// A tensor that does not fit what the files state.
@@ -93,36 +109,50 @@ pub fn run(request: &arguments::Join, progress: &mut Progress) -> Result<(Report
     let shards = Shards::open(&request.inputs)?;
     let joined = shards.check()?;
     let inputs: Vec<_> = request.inputs.iter().map(PathBuf::as_path).collect();
-    let specs: Vec<TensorSpec> = joined.iter().map(|joined| joined.spec.clone()).collect();
-    let mut writer = Writer::create(&request.output, &inputs, &specs, shards.strings())?;
+    let mut writer = match shards.header(&joined)? {
+        Some((text, header)) => Writer::with_header(&request.output, &inputs, &text, &header)?,
+        None => {
+            let specs: Vec<TensorSpec> = joined.iter().map(|joined| joined.spec.clone()).collect();
+            Writer::create(&request.output, &inputs, &specs, shards.strings())?
+        }
+    };
+    let mut data = Digests::of(&shards);
     progress.expect(shards.files().map(Checkpoint::bytes).sum());
     for tensor in &joined {
         progress.start(&tensor.spec.name);
         match tensor.cuts.is_whole() {
-            true => copy_whole(&shards, tensor, &mut writer, progress)?,
-            false => copy_parts(&shards, tensor, &mut writer, progress)?,
+            true => copy_whole(&shards, tensor, &mut writer, &mut data, progress)?,
+            false => copy_parts(&shards, tensor, &mut writer, &mut data, progress)?,
         }
     }
     progress.clear();
     shards.files().try_for_each(Checkpoint::verify_unchanged)?;
+    data.check(&shards)?;
     let output_bytes = writer.bytes();
     let completed = writer.complete()?;
     Ok((Report::new(request, &shards, &joined, output_bytes, begin.elapsed()), completed))
 }
 
 /// Copies a tensor that every file has, and holds the files against the first.
-fn copy_whole(shards: &Shards, joined: &Joined<'_>, writer: &mut Writer, progress: &mut Progress) -> Result<(), JoinError> {
+fn copy_whole(
+    shards: &Shards,
+    joined: &Joined<'_>,
+    writer: &mut Writer,
+    data: &mut Digests,
+    progress: &mut Progress,
+) -> Result<(), JoinError> {
     let ranks = || shards.files().zip(&joined.parts);
     let Some((first, part)) = ranks().next() else { return Ok(()) };
     for (number, window) in first.windows(part, COPY_BYTES).enumerate() {
         let window = window?;
         let start = number as u64 * COPY_BYTES;
-        for (file, part) in ranks() {
+        for (rank, (file, part)) in ranks().enumerate() {
             let other = file.window(part, start..start + window.len() as u64)?;
             if *other != *window {
                 let reason = format!("differs from that of {}, where all ranks have the same", first.path().display());
                 return Err(shards::tensor_error(file, &joined.spec.name, reason));
             }
+            data.read(rank, &other);
             progress.advance(other.len() as u64);
         }
         writer.append(&joined.spec.name, &window)?;
@@ -131,10 +161,17 @@ fn copy_whole(shards: &Shards, joined: &Joined<'_>, writer: &mut Writer, progres
 }
 
 /// Copies the parts of a tensor to their places.
-fn copy_parts(shards: &Shards, joined: &Joined<'_>, writer: &mut Writer, progress: &mut Progress) -> Result<(), JoinError> {
+fn copy_parts(
+    shards: &Shards,
+    joined: &Joined<'_>,
+    writer: &mut Writer,
+    data: &mut Digests,
+    progress: &mut Progress,
+) -> Result<(), JoinError> {
     for (rank, (file, part)) in shards.files().zip(&joined.parts).enumerate() {
         for (range, runs) in joined.cuts.windows(rank, part.bytes(), COPY_BYTES) {
             let window = file.window(part, range)?;
+            data.read(rank, &window);
             writer.write_runs(&joined.spec.name, runs, &window)?;
             progress.advance(window.len() as u64);
         }

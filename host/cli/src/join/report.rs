@@ -25,6 +25,8 @@ pub struct Report {
     direction: Option<&'static str>,
     ranks: u32,
     model: String,
+    /// Files whose data was not checked: they state no digest, as those of older versions.
+    unchecked: usize,
     tensors: usize,
     input_bytes: u64,
     output_bytes: u64,
@@ -45,6 +47,7 @@ impl Report {
             direction: stated.directions.map(|directions| directions.name()),
             ranks: stated.ranks.get(),
             model: stated.model.clone(),
+            unchecked: shards.pairs().filter(|(_, stated)| stated.data.is_none()).count(),
             tensors: joined.len(),
             input_bytes: shards.files().map(Checkpoint::bytes).sum(),
             output_bytes,
@@ -60,6 +63,10 @@ impl fmt::Display for Report {
         writeln!(f, "output  {}, {}", self.output, bytes(self.output_bytes))?;
         writeln!(f, "format  {}{by}\nmodel   {}", self.format, crate::text::printable(&self.model))?;
         writeln!(f, "tensors {}", self.tensors)?;
+        match self.unchecked {
+            0 => writeln!(f, "data    as written (SHA-256)")?,
+            some => writeln!(f, "data    not checked in {some} files, which state no SHA-256: an older version wrote them")?,
+        }
         writeln!(f, "time    {}", seconds(self.seconds))
     }
 }

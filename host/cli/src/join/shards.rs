@@ -7,12 +7,12 @@ use std::{
 
 use super::JoinError;
 use crate::{
-    safetensors::{Checkpoint, Tensor, TensorSpec},
+    safetensors::{Checkpoint, Header, Tensor, TensorSpec, filled},
     shard::{
-        By, Cuts, Division,
-        metadata::{Part, Stated},
+        By, Cuts, Division, files,
+        metadata::{self, Part, Stated},
     },
-    text::shape,
+    text::{path, shape},
 };
 
 /// The files of one model, by rank.
@@ -42,6 +42,9 @@ impl Shards {
         for path in paths {
             let file = Checkpoint::open(path)?;
             let stated = Stated::read(file.metadata()).map_err(|error| JoinError::Stated { file: path.clone(), error })?;
+            if files.iter().any(|(other, _)| other.path() == path) {
+                return Err(JoinError::Twice(path.clone()));
+            }
             if let Some((first, expected)) = files.first() {
                 check_model(path, &stated, first.path(), expected)?;
             }
@@ -54,7 +57,11 @@ impl Shards {
             let is_there = |rank: &u32| files.iter().any(|(_, stated)| stated.rank == *rank);
             let missing: Vec<u32> = (0..stated.ranks.get()).filter(|rank| !is_there(rank)).collect();
             if !missing.is_empty() {
-                return Err(JoinError::Missing { first: first.path().into(), ranks: stated.ranks.get(), missing: named(&missing) });
+                return Err(JoinError::Missing {
+                    first: first.path().into(),
+                    ranks: stated.ranks.get(),
+                    missing: named(&missing, first.path(), stated),
+                });
             }
         }
         files.sort_by_key(|(_, stated)| stated.rank);
@@ -64,6 +71,35 @@ impl Shards {
     /// The files, by rank.
     pub fn files(&self) -> impl Iterator<Item = &Checkpoint> {
         self.files.iter().map(|(file, _)| file)
+    }
+
+    /// The files and what they state, by rank.
+    pub fn pairs(&self) -> impl Iterator<Item = (&Checkpoint, &Stated)> {
+        self.files.iter().map(|(file, stated)| (file, stated))
+    }
+
+    /// The header of the joined file, where that is not the one that a [`Writer`](crate::safetensors::Writer) makes: its text, and what it says.
+    ///
+    /// # Errors
+    /// If it is of other tensors or strings than the joined ones.
+    pub fn header(&self, joined: &[Joined<'_>]) -> Result<Option<(String, Header)>, JoinError> {
+        let (file, stated) = &self.files[0];
+        let Some(frame) = &stated.header else { return Ok(None) };
+        let damaged = |reason: String| JoinError::Stated { file: file.path().into(), error: metadata::damaged_header(reason) };
+        let text = filled(frame, &stated.joined).map_err(|error| damaged(error.to_string()))?;
+        let whole = |joined: &Joined<'_>| {
+            if joined.cuts.is_whole() { joined.parts[0].bytes() } else { joined.parts.iter().map(|part| part.bytes()).sum() }
+        };
+        let header = Header::parse(text.as_bytes(), joined.iter().map(whole).sum()).map_err(|fault| damaged(fault.to_string()))?;
+        let mut found: Vec<TensorSpec> = header.tensors.iter().map(TensorSpec::of).collect();
+        let mut expected: Vec<TensorSpec> = joined.iter().map(|joined| joined.spec.clone()).collect();
+        for specs in [&mut found, &mut expected] {
+            specs.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        if found != expected || header.metadata != stated.joined {
+            return Err(damaged("it is of other tensors or strings".to_owned()));
+        }
+        Ok(Some((text, header)))
     }
 
     /// What the first rank's file states.
@@ -201,9 +237,20 @@ fn check_model(file: &Path, stated: &Stated, first: &Path, expected: &Stated) ->
     Ok(())
 }
 
+/// How many ranks an error names.
+const MOST: usize = 8;
+
+/// `that of rank 1 is missing`, with the name that its file was given.
+fn named(ranks: &[u32], first: &Path, stated: &Stated) -> String {
+    let missing = in_words(ranks);
+    let name = |rank: u32| files::path(Path::new(""), rank, stated.ranks.get()).display().to_string();
+    let Some(prefix) = first.to_str().and_then(|first| first.strip_suffix(&name(stated.rank))) else { return format!("{missing} missing") };
+    let named: Vec<_> = ranks.iter().take(MOST).map(|rank| path(format!("{prefix}{}", name(*rank)))).collect();
+    format!("{missing} missing ({}{})", named.join(", "), if ranks.len() > MOST { ", ..." } else { "" })
+}
+
 /// `that of rank 1 is`, `those of ranks 1, 2 and 3 are`.
-fn named(ranks: &[u32]) -> String {
-    const MOST: usize = 8;
+fn in_words(ranks: &[u32]) -> String {
     let words: Vec<String> = ranks.iter().take(MOST).map(u32::to_string).collect();
     match (words.as_slice(), ranks.len()) {
         ([rank], _) => format!("that of rank {rank} is"),
@@ -224,11 +271,11 @@ mod tests {
 
     #[test]
     fn missing_ranks_are_named() {
-        assert_eq!(named(&[2]), "that of rank 2 is");
-        assert_eq!(named(&[0, 3]), "those of ranks 0 and 3 are");
-        assert_eq!(named(&[0, 1, 3]), "those of ranks 0, 1 and 3 are");
+        assert_eq!(in_words(&[2]), "that of rank 2 is");
+        assert_eq!(in_words(&[0, 3]), "those of ranks 0 and 3 are");
+        assert_eq!(in_words(&[0, 1, 3]), "those of ranks 0, 1 and 3 are");
         let most: Vec<u32> = (1..12).collect();
-        assert_eq!(named(&most), "those of ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more are");
+        assert_eq!(in_words(&most), "those of ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more are");
     }
 
     #[test]

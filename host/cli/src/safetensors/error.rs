@@ -29,6 +29,12 @@ pub enum Fault {
     /// A directory, pipe or device.
     #[error("is a {0}, not a regular file; name a .safetensors file")]
     NotAFile(&'static str),
+    /// An index, where a file of tensors is read.
+    #[error("is an index by its name, no file of tensors: name one of the files that its `weight_map` names")]
+    NamedIndex,
+    /// An index that cannot be one.
+    #[error("is not the index of a checkpoint: {0}; an index has a `weight_map` of tensors and their files")]
+    Index(String),
     /// Not even a header length.
     #[error(
         "has {0} bytes, and a safetensors file begins with an 8-byte header length; \
@@ -77,7 +83,7 @@ pub enum Fault {
     /// Bytes that belong to no tensor follow the last one.
     #[error(
         "the tensors end at data byte {covered}, but the file holds {available} data bytes; \
-         {} bytes belong to no tensor: fetch the file again or write it anew", .available - .covered
+         {} to no tensor: fetch the file again or write it anew", belong(.available - .covered)
     )]
     TrailingBytes {
         /// Where the last tensor ends.
@@ -114,6 +120,11 @@ impl fmt::Display for Field {
     }
 }
 
+/// `3 bytes belong`.
+fn belong(bytes: u64) -> String {
+    if bytes == 1 { "1 byte belongs".to_owned() } else { format!("{bytes} bytes belong") }
+}
+
 /// A file that could not be written. Whatever the cause, neither the output nor a temporary file is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
@@ -126,6 +137,14 @@ pub enum WriteError {
         action: &'static str,
         /// The system's answer.
         error: io::Error,
+    },
+    /// The folder of the output is not there.
+    #[error("{}: there is no folder {}: make it, or name another", path(.file), path(.folder))]
+    NoFolder {
+        /// The output.
+        file: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
     },
     /// The output would replace something that is no file.
     #[error("{}: is a {kind}; name a file for the output", path(.file))]

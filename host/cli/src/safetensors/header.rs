@@ -152,7 +152,7 @@ fn check_coverage(tensors: &[Tensor], data_bytes: u64) -> Result<(), Fault> {
             return fault(format!("begin at {start}, {} bytes after the end of `{before_it}` at {covered}", start - covered));
         }
         if end > data_bytes {
-            let reason = format!("end at {end}, but the file holds {data_bytes} data bytes; it is cut short: fetch it again");
+            let reason = format!("end at {end}, but the file holds {data_bytes} data bytes; it is cut short: fetch or make it again");
             return fault(reason);
         }
         covered = end;

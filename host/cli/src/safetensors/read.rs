@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Fault, Header, MAX_HEADER_BYTES, ReadError, Tensor};
+use super::{Fault, Header, Index, MAX_HEADER_BYTES, ReadError, Tensor};
 
 /// An open safetensors file whose header has been checked in full.
 ///
@@ -54,6 +54,9 @@ impl Checkpoint {
         if let Some(kind) = kind_if_not_file(metadata.file_type()) {
             return Err(Fault::NotAFile(kind));
         }
+        if Index::is_named(path) {
+            return Err(Fault::NamedIndex);
+        }
         let mut file = File::open(path).map_err(open_fault)?;
         let opened = Stamp::of(&file.metadata().map_err(open_fault)?);
         let (header_bytes, data_start) = read_header(&mut file, opened.bytes)?;
@@ -69,6 +72,18 @@ impl Checkpoint {
     /// Size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         self.opened.bytes
+    }
+
+    /// Its header, byte by byte.
+    ///
+    /// # Errors
+    /// If the system refuses, or the file has changed since it was opened.
+    pub fn header_text(&self) -> Result<String, ReadError> {
+        let fault = |fault| ReadError { file: self.path.clone(), fault };
+        let mut header = vec![0; (self.data_start - LENGTH_BYTES) as usize];
+        self.file.read_exact_at(&mut header, LENGTH_BYTES).map_err(|error| fault(Fault::Io { action: "read", error }))?;
+        self.verify_unchanged()?;
+        String::from_utf8(header).map_err(|error| fault(Fault::HeaderUtf8(error.utf8_error().valid_up_to())))
     }
 
     /// Its tensors, in the order of their data.
@@ -143,9 +158,11 @@ impl Deref for Window {
     }
 }
 
+/// Bytes of a header's length.
+const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
+
 /// Reads the header of a file of `file_bytes` bytes; also returns where the data begins.
 fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Vec<u8>, u64), Fault> {
-    const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
     let read_fault = |error| Fault::Io { action: "read", error };
     if file_bytes < LENGTH_BYTES {
         return Err(Fault::TooShort(file_bytes));

@@ -8,8 +8,9 @@ use std::{
 };
 
 use serde::{Serialize, Serializer};
+use sha2::{Digest, Sha256};
 
-use super::{Dtype, MAX_HEADER_BYTES, METADATA_KEY, WriteError, header::byte_count};
+use super::{Dtype, Header, MAX_HEADER_BYTES, METADATA_KEY, Tensor, WriteError, header::byte_count};
 use crate::output::{Completed, Output};
 
 /// A tensor to be written.
@@ -21,6 +22,13 @@ pub struct TensorSpec {
     pub dtype: Dtype,
     /// Its dimensions, outermost first.
     pub shape: Vec<u64>,
+}
+
+impl TensorSpec {
+    /// That of a tensor of a file.
+    pub fn of(tensor: &Tensor) -> Self {
+        Self { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() }
+    }
 }
 
 /// Where bytes go in a tensor: runs at equal distances.
@@ -53,7 +61,16 @@ pub struct Writer {
     tensors: Vec<TensorSpec>,
     metadata: BTreeMap<String, String>,
     places: HashMap<String, Place>,
+    data_start: u64,
     bytes: u64,
+}
+
+/// Bytes that are read back at a time.
+const DIGEST_BYTES: usize = 1 << 20;
+
+/// A digest as text.
+pub fn hex(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A tensor's part of the file.
@@ -72,10 +89,35 @@ impl Writer {
     /// # Errors
     /// If `path` is no file or is one of `inputs` under any name, two tensors share a name, the header is longer than readers take, or the system refuses.
     pub fn create(path: &Path, inputs: &[&Path], tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Self, WriteError> {
-        let (header, places, bytes) = layout(path, tensors, metadata)?;
+        Self::begin(path, inputs, (tensors, metadata), layout(path, tensors, metadata)?)
+    }
+
+    /// Creates a file with this header, byte by byte, that is to be `path`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn with_header(path: &Path, inputs: &[&Path], text: &str, header: &Header) -> Result<Self, WriteError> {
+        let bytes = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let data_start = bytes.len() as u64;
+        let place = |tensor: &Tensor| {
+            let range = data_start + tensor.range.start..data_start + tensor.range.end;
+            (tensor.name.clone(), Place { next: range.start, range, written: 0 })
+        };
+        let end = header.tensors.last().map_or(0, |tensor| tensor.range.end);
+        let places = header.tensors.iter().map(place).collect();
+        let specs: Vec<_> = header.tensors.iter().map(TensorSpec::of).collect();
+        Self::begin(path, inputs, (&specs, &header.metadata), (bytes, places, data_start + end))
+    }
+
+    fn begin(
+        path: &Path,
+        inputs: &[&Path],
+        (tensors, metadata): (&[TensorSpec], &BTreeMap<String, String>),
+        (header, places, bytes): Layout,
+    ) -> Result<Self, WriteError> {
         let output = Output::create(path, inputs)?;
         output.file().write_all_at(&header, 0).map_err(|error| output.error("write", error))?;
-        Ok(Self { output, tensors: tensors.into(), metadata: metadata.clone(), places, bytes })
+        Ok(Self { output, tensors: tensors.into(), metadata: metadata.clone(), places, data_start: header.len() as u64, bytes })
     }
 
     /// Size of the finished file in bytes.
@@ -88,17 +130,33 @@ impl Writer {
         &self.output
     }
 
-    /// Puts another free-form string of the same length in the place of one.
+    /// SHA-256 of all tensors' bytes, in the order in which they lie in the file.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn data_digest(&self) -> Result<String, WriteError> {
+        let (mut digest, mut window) = (Sha256::new(), vec![0; DIGEST_BYTES]);
+        for start in (self.data_start..self.bytes).step_by(DIGEST_BYTES) {
+            let window = &mut window[..DIGEST_BYTES.min((self.bytes - start) as usize)];
+            self.output.file().read_exact_at(window, start).map_err(|error| self.output.error("read back", error))?;
+            digest.update(window);
+        }
+        Ok(hex(digest))
+    }
+
+    /// Puts other free-form strings of the same length in the place of some.
     ///
     /// # Errors
     /// If the system refuses.
     ///
     /// # Panics
     /// If there is no such string, or it takes another number of bytes.
-    pub fn restate(&mut self, key: &str, value: &str) -> Result<(), WriteError> {
-        let before = self.metadata.get_mut(key).expect("the string is there");
-        assert_eq!(before.len(), value.len(), "a string keeps its length");
-        value.clone_into(before);
+    pub fn restate(&mut self, strings: &[(&str, &str)]) -> Result<(), WriteError> {
+        for (key, value) in strings {
+            let before = self.metadata.get_mut(*key).expect("the string is there");
+            assert_eq!(before.len(), value.len(), "a string keeps its length");
+            (*value).clone_into(before);
+        }
         let (header, _, bytes) = layout(self.output.path(), &self.tensors, &self.metadata)?;
         assert_eq!(bytes, self.bytes, "the header keeps its length");
         self.output.file().write_all_at(&header, 0).map_err(|error| self.output.error("write", error))
@@ -190,6 +248,14 @@ impl TensorSink for Writer {
 }
 
 type Layout = (Vec<u8>, HashMap<String, Place>, u64);
+
+/// The header of a file of these tensors as this program writes it, without its length.
+///
+/// # Errors
+/// As [`Writer::create`].
+pub fn header_bytes(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, WriteError> {
+    layout(path, tensors, metadata).map(|(header, ..)| header[size_of::<u64>()..].to_vec())
+}
 
 /// The length and header bytes, each tensor's place in the file, and the file's size.
 fn layout(path: &Path, tensors: &[TensorSpec], metadata: &BTreeMap<String, String>) -> Result<Layout, WriteError> {

@@ -1,7 +1,7 @@
 //! The files of all shards, as one place for the tensors of the whole.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ffi::OsString,
     fs::File,
     path::{Path, PathBuf},
@@ -9,10 +9,13 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{Cuts, Division, Layout, ShardError, metadata::MODEL_KEY};
+use super::{
+    Cuts, Division, Layout, ShardError,
+    metadata::{DATA_KEY, MODEL_KEY, Stated},
+};
 use crate::{
     output::{self, Completed},
-    safetensors::{Runs, TensorSink, TensorSpec, WriteError, Writer},
+    safetensors::{Checkpoint, Runs, TensorSink, TensorSpec, WriteError, Writer, hex},
 };
 
 /// A file a rank, each without its name until all are complete.
@@ -37,19 +40,32 @@ pub fn path(prefix: &Path, rank: u32, ranks: u32) -> PathBuf {
     path.into()
 }
 
+/// Whether a file is a shard all of whose tensors are made of these, whatever the format: `NAME_scale` and the like are made of `NAME`.
+fn is_shard_of(path: &Path, inputs: &HashSet<&str>) -> bool {
+    let stated = Checkpoint::open(path).ok().and_then(|file| Stated::read(file.metadata()).ok());
+    fn shorter<'a>(name: &&'a str) -> Option<&'a str> {
+        name.rsplit_once('_').map(|(name, _)| name)
+    }
+    let is_made_of = |name: &String| std::iter::successors(Some(name.as_str()), shorter).any(|name| inputs.contains(name));
+    stated.is_some_and(|stated| stated.tensors.keys().all(is_made_of))
+}
+
 impl ShardFiles {
     /// Begins the files of a layout.
     ///
     /// # Errors
-    /// As [`Writer::create`]; if the process may not open as many files.
+    /// As [`Writer::create`]; if the process may not open as many files, or a file that is there is no shard of the checkpoint.
     pub fn create(layout: &Layout<'_>, prefix: &Path, input: &Path) -> Result<Self, ShardError> {
         let ranks = layout.world.get();
+        let inputs = layout.inputs();
         let writer = |rank: u32| {
             let (specs, strings) = (layout.specs(rank as usize), layout.strings(rank as usize));
-            Writer::create(&path(prefix, rank, ranks), &[input], &specs, &strings).map_err(|error| match File::open(input) {
+            let path = path(prefix, rank, ranks);
+            let writer = Writer::create(&path, &[input], &specs, &strings).map_err(|error| match File::open(input) {
                 Err(also) if also.raw_os_error() == Some(libc::EMFILE) => ShardError::Files { error, ranks },
                 _ => error.into(),
-            })
+            })?;
+            if path.exists() && !is_shard_of(&path, &inputs) { Err(ShardError::Taken(path)) } else { Ok(writer) }
         };
         let mut model = Sha256::new();
         let place = |(spec, division): &(TensorSpec, Division)| (spec.name.clone(), Place { cuts: division.cuts(spec.dtype), next: 0 });
@@ -72,9 +88,10 @@ impl ShardFiles {
     /// # Errors
     /// If a tensor is not complete or the system refuses; nothing is left then.
     pub fn complete(mut self) -> Result<(String, Vec<Completed>), WriteError> {
-        let model: String = self.model.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let model = hex(self.model);
         for writer in &mut self.writers {
-            writer.restate(MODEL_KEY, &model)?;
+            let data = writer.data_digest()?;
+            writer.restate(&[(MODEL_KEY, &model), (DATA_KEY, &data)])?;
         }
         let completed = self.writers.into_iter().map(Writer::complete);
         Ok((model, completed.collect::<Result<_, _>>()?))

@@ -1,16 +1,16 @@
 //! What the files of shards hold, decided from the header alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use oxtile::comm::WorldSize;
 
 use super::{
-    By, Division, ShardFormat,
+    By, Division, ShardError, ShardFormat,
     metadata::{self, Part, Stated},
 };
 use crate::{
-    quantize::{Direction, Directions, Plan, PlanError, Side, plan::Action, plan::refuse_made},
-    safetensors::{Checkpoint, Dtype, Tensor, TensorSpec},
+    quantize::{Direction, Directions, Plan, Side, plan::Action, plan::refuse_made},
+    safetensors::{Checkpoint, Dtype, ReadError, Tensor, TensorSpec, frame, header_bytes},
 };
 
 /// The tensors of the joined file, in its order, and how each is divided.
@@ -28,14 +28,16 @@ pub struct Layout<'a> {
     pub tensors: Vec<(TensorSpec, Division)>,
     /// The free-form strings of the input, and those of the joined file.
     pub metadata: [BTreeMap<String, String>; 2],
+    /// The frame of the input's header, where the joined file is the input and this program would write another one.
+    pub header: Option<String>,
 }
 
 impl<'a> Layout<'a> {
     /// Lays out the shards of a checkpoint.
     ///
     /// # Errors
-    /// If the input is a shard, or is quantized and the format is not `keep`; as [`Plan::new`].
-    pub fn new(checkpoint: &'a Checkpoint, format: ShardFormat, directions: Directions, world: WorldSize) -> Result<Self, PlanError> {
+    /// If the input is a shard, or is quantized and the format is not `keep`, or its header cannot be read again; as [`Plan::new`].
+    pub fn new(checkpoint: &'a Checkpoint, format: ShardFormat, directions: Directions, world: WorldSize) -> Result<Self, ShardError> {
         refuse_made(checkpoint, format == ShardFormat::Keep)?;
         let plan = format.recipe(directions).map(|recipe| Plan::new(checkpoint, recipe)).transpose()?;
         let tensors = match &plan {
@@ -44,7 +46,16 @@ impl<'a> Layout<'a> {
         };
         let before = checkpoint.metadata().clone();
         let joined = plan.as_ref().map_or_else(|| before.clone(), |plan| plan.metadata.clone());
-        Ok(Self { format, directions, world, plan, tensors, metadata: [before, joined] })
+        let header = if format == ShardFormat::Keep { header(checkpoint)? } else { None };
+        Ok(Self { format, directions, world, plan, tensors, metadata: [before, joined], header })
+    }
+
+    /// The names of the input's tensors.
+    pub fn inputs(&self) -> HashSet<&str> {
+        match &self.plan {
+            Some(plan) => plan.actions.iter().map(|(tensor, _)| tensor.name.as_str()).collect(),
+            None => self.tensors.iter().map(|(spec, _)| spec.name.as_str()).collect(),
+        }
     }
 
     /// The tensors in the file of a rank.
@@ -64,7 +75,9 @@ impl<'a> Layout<'a> {
             ranks: self.world,
             format: self.format,
             directions: self.plan.is_some().then_some(self.directions),
-            model: metadata::NO_MODEL.into(),
+            model: metadata::NO_DIGEST.into(),
+            data: Some(metadata::NO_DIGEST.into()),
+            header: self.header.clone().filter(|_| rank == 0),
             tensors: self.tensors.iter().map(part).collect(),
             joined: joined.clone(),
         };
@@ -72,6 +85,16 @@ impl<'a> Layout<'a> {
         stated.write(&mut strings);
         strings
     }
+}
+
+/// The frame of a header that is not the one that this program would write.
+fn header(checkpoint: &Checkpoint) -> Result<Option<String>, ReadError> {
+    let specs: Vec<_> = checkpoint.tensors().iter().map(TensorSpec::of).collect();
+    let text = checkpoint.header_text()?;
+    let own = header_bytes(checkpoint.path(), &specs, checkpoint.metadata());
+    let is_own = own.is_ok_and(|own| own == text.as_bytes());
+    let framed = || frame(&text, checkpoint.metadata()).ok();
+    Ok(if is_own { None } else { framed() })
 }
 
 /// The type that a tensor has in the files where nothing is quantized.

@@ -11,7 +11,7 @@
 //! | `layout` | what the files hold, from the header alone |
 //! | `metadata` | what a shard states about itself |
 //! | `files` | the files of all shards, as one place for the tensors of the whole |
-//! | `plan` | the memory and traffic of weights that are gathered on demand |
+//! | `plan`, `order` | the memory and traffic of weights that are gathered on demand; the order in which a model uses them |
 //! | `report` | the outcome as JSON or as a table |
 
 pub mod division;
@@ -19,6 +19,7 @@ pub mod files;
 pub mod format;
 pub mod layout;
 pub mod metadata;
+mod order;
 pub mod plan;
 pub mod report;
 
@@ -31,6 +32,7 @@ pub use division::{By, Cuts, Division};
 pub use files::ShardFiles;
 pub use format::ShardFormat;
 pub use layout::Layout;
+pub use order::Embedding;
 pub use plan::Gathers;
 pub use report::Report;
 
@@ -43,10 +45,12 @@ use crate::{
         device::AlignedElements,
         job::{JobError, TensorOutcome},
         matrix,
+        plan::refuse_made,
         report::DeviceChoice,
         runtime,
     },
-    safetensors::{Checkpoint, Tensor, TensorSink, TensorSpec, WriteError},
+    safetensors::{Checkpoint, Index, Tensor, TensorSink, TensorSpec, WriteError},
+    text::path,
 };
 
 /// Bytes of a tensor that are copied at a time.
@@ -68,6 +72,19 @@ pub enum ShardError {
         error: WriteError,
         /// How many there are.
         ranks: u32,
+    },
+    /// A file that would be replaced, and is none of the same checkpoint's.
+    #[error("{}: is there, and is no shard of this checkpoint: choose another --output-prefix, or remove it", path(.0))]
+    Taken(PathBuf),
+    /// The index of several files.
+    #[error(
+        "{}: is the index of {parts} files: shard each of them, with an --output-prefix of its own; --plan reads the index", path(.file)
+    )]
+    Index {
+        /// The index.
+        file: PathBuf,
+        /// How many files it names.
+        parts: usize,
     },
     /// Weights whose sizes are too large to add up.
     #[error(transparent)]
@@ -107,12 +124,13 @@ pub struct Outcome {
 /// A [`ShardError`], or that of the device.
 pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<(Report, Vec<Completed>), Error> {
     let begin = Instant::now();
+    let Some(prefix) = &request.output_prefix else { return Ok((plan(request)?, Vec::new())) };
+    if Index::is_named(&request.input) {
+        let parts = Index::open(&request.input)?.parts().len();
+        return Err(ShardError::Index { file: request.input.clone(), parts }.into());
+    }
     let checkpoint = Checkpoint::open(&request.input)?;
-    let layout = Layout::new(&checkpoint, request.format, request.directions(), request.world).map_err(ShardError::from)?;
-    let Some(prefix) = &request.output_prefix else {
-        let gathers = Gathers::new(&checkpoint, request.format, request.world, &request.distances())?;
-        return Ok((Report::planned(request, &checkpoint, gathers), Vec::new()));
-    };
+    let layout = Layout::new(&checkpoint, request.format, request.directions(), request.world)?;
     let mut device = layout.plan.is_some().then(|| runtime::open(request.device)).transpose()?;
     let files = ShardFiles::create(&layout, prefix, &request.input)?;
     let paths = (0..request.world.get()).map(|rank| files::path(prefix, rank, request.world.get()));
@@ -125,6 +143,21 @@ pub fn run(request: &arguments::Shard, progress: &mut Progress) -> Result<(Repor
     let device = device.map(|(_, choice)| choice);
     let outcome = Outcome { files: sizes, model, quantized, device, elapsed: begin.elapsed() };
     Ok((Report::written(request, &checkpoint, &layout, outcome), completed))
+}
+
+/// Plans how ranks would hold the weights of a file, or of all files of an index.
+fn plan(request: &arguments::Shard) -> Result<Report, ShardError> {
+    let (index, file);
+    let parts = if Index::is_named(&request.input) {
+        index = Index::open(&request.input)?;
+        index.parts()
+    } else {
+        file = Checkpoint::open(&request.input)?;
+        std::slice::from_ref(&file)
+    };
+    parts.iter().try_for_each(|part| refuse_made(part, request.format == ShardFormat::Keep))?;
+    let gathers = Gathers::new(parts, request)?;
+    Ok(Report::planned(request, parts.iter().map(Checkpoint::bytes).sum(), gathers))
 }
 
 /// Copies all tensors, rounded where the layout has another type.

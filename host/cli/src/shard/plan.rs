@@ -1,14 +1,16 @@
 //! The memory and traffic of weights that ranks share and gather when they are used: how `oxtile::sharded` would hold a checkpoint.
 
 use oxtile::{
-    comm::WorldSize,
-    sharded::{SlotPlan, WeightFormat},
+    Result,
+    comm::{Member, Rank, Team},
+    sharded::{Bf16, Footprint, Fp8, Mxfp8, Nvfp4, Nvfp4Squares, SlotPlan, Uses, Weight, WeightFormat},
 };
 use serde::Serialize;
 
-use super::ShardFormat;
+use super::{ShardError, ShardFormat, order::Order};
 use crate::{
-    quantize::{Direction, Directions, Format, Plan, PlanError, Side, plan::Action},
+    arguments,
+    quantize::Format,
     safetensors::{Checkpoint, Dtype},
     text::printable,
 };
@@ -18,18 +20,36 @@ use crate::{
 pub struct Gathers {
     /// How many weights there are: matrices of F32, F16 or BF16.
     pub weights: usize,
+    /// Those that stay in BF16, since the format does not take them.
+    pub wide: usize,
+    /// Those of F32 or F16, which are held in BF16.
+    pub rounded: usize,
     /// Their elements.
     pub elements: u64,
     /// `layers` where names have a number of a layer, else `file`.
     pub order: &'static str,
-    /// Bytes of the shards of the rank that has most, in both directions.
+    /// Weights of forward passes alone.
+    pub lookups: Vec<String>,
+    /// The embedding that is the head too.
+    pub tied: Option<String>,
+    /// Bytes of the shards of the rank that has most, in all directions that are used.
     pub shard_bytes: u64,
+    /// Bytes of the values in BF16 that shards are cast from.
+    pub master_bytes: u64,
+    /// Bytes of the slots in which gradients arrive.
+    pub gradient_slot_bytes: u64,
+    /// Bytes of the buffers of whole gradients.
+    pub gradient_buffer_bytes: u64,
+    /// Bytes of the sums of gradients, in F32.
+    pub main_gradient_bytes: u64,
     /// Bytes that the rank which receives most gets for a forward pass.
     pub forward_bytes: u64,
     /// The same for a backward pass.
     pub backward_bytes: u64,
     /// Bytes of gradients in F32 that the rank which sends most sends to their owners.
     pub gradient_bytes: u64,
+    /// All that travels a step: the three above.
+    pub step_bytes: u64,
     /// Bytes of the largest weight, gathered, in either direction.
     pub largest_bytes: u64,
     /// For each number of gathers that run ahead the memory of gathered weights.
@@ -43,160 +63,168 @@ pub struct Distance {
     pub distance: u32,
     /// Bytes of all slots: the most that gathered weights take at a time.
     pub bytes: u64,
+    /// With shards, masters and gradients.
+    pub peak_bytes: u64,
     /// Bytes of each slot.
     pub slots: Vec<u64>,
+    /// Which weight has which slot, in the order of a forward pass.
+    pub forward: Vec<Taken>,
+    /// The same of a backward pass.
+    pub backward: Vec<Taken>,
 }
 
-/// A weight, and what a rank holds of it.
-struct Weight<'a> {
-    name: &'a str,
-    shape: [u64; 2],
-    layout: Memory,
+/// A weight in its slot.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Taken {
+    /// Its name.
+    pub weight: String,
+    /// The number of the slot.
+    pub slot: usize,
 }
 
-/// How a weight lies in memory.
-#[derive(Clone, Copy)]
-enum Memory {
-    /// Elements of so many bytes, the same in both directions.
-    Wide(u64),
-    /// Codes and scales of each direction, of rows that are filled up to a multiple.
-    Quantized(Format, u64),
+/// The weights of one format, which are a chain of their own: in the order of the file, and that of a forward pass by number.
+struct Set {
+    format: Held,
+    weights: Vec<Weight>,
+    forward: Vec<usize>,
 }
 
-impl Memory {
-    /// The bytes of a matrix as the product of one pass takes it.
-    fn bytes(self, [rows, columns]: [u64; 2], direction: Direction) -> u64 {
-        match self {
-            Self::Wide(element) => rows * columns * element,
-            Self::Quantized(format, multiple) => {
-                let shape = [rows.next_multiple_of(multiple), columns];
-                let side = Side { format, direction, interleave: false, shape };
-                let scales = if format.shapes().block.is_some() { side.compact_scales().iter().product::<u64>() } else { 0 };
-                side.codes().iter().product::<u64>() + scales * side.scale_bytes()
-            }
-        }
+/// A format of `oxtile::sharded`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Held {
+    Bf16,
+    Fp8,
+    Mxfp8,
+    Nvfp4,
+    Nvfp4Squares,
+}
+
+impl Held {
+    /// Of a format, weights with so many columns; BF16 where the format does not take them.
+    fn of(format: ShardFormat, columns: u64) -> Self {
+        let (held, multiple) = match format {
+            ShardFormat::Keep | ShardFormat::Bf16 | ShardFormat::Quantized(Format::Fp8Block) => (Self::Bf16, Bf16::COLUMNS),
+            ShardFormat::Quantized(Format::Fp8) => (Self::Fp8, Fp8::COLUMNS),
+            ShardFormat::Quantized(Format::Mxfp8) => (Self::Mxfp8, Mxfp8::COLUMNS),
+            ShardFormat::Quantized(Format::Nvfp4) => (Self::Nvfp4, Nvfp4::COLUMNS),
+            ShardFormat::Quantized(Format::Nvfp4Squares) => (Self::Nvfp4Squares, Nvfp4Squares::COLUMNS),
+        };
+        if columns.is_multiple_of(multiple) { held } else { Self::Bf16 }
+    }
+}
+
+impl Set {
+    /// What a member holds of it, its gradients in F32.
+    fn footprint(&self, member: &Member, distance: u32) -> Result<Footprint> {
+        let of = match self.format {
+            Held::Bf16 => Footprint::of::<Bf16, f32>,
+            Held::Fp8 => Footprint::of::<Fp8, f32>,
+            Held::Mxfp8 => Footprint::of::<Mxfp8, f32>,
+            Held::Nvfp4 => Footprint::of::<Nvfp4, f32>,
+            Held::Nvfp4Squares => Footprint::of::<Nvfp4Squares, f32>,
+        };
+        of(member, &self.weights, &self.forward, distance)
     }
 
-    /// The bytes of a shard: one plane where it serves both directions.
-    fn shard_bytes(self, shape: [u64; 2]) -> u64 {
-        let rows = self.bytes(shape, Direction::Rows);
-        if matches!(self, Self::Wide(_)) { rows } else { rows + self.bytes(shape, Direction::Columns) }
+    /// Which weight has which slot in a pass, slots counted from `first`.
+    fn taken(&self, plan: &SlotPlan, pass: usize, first: usize) -> Vec<Taken> {
+        let is_both = |number: &&usize| self.weights[**number].uses == Uses::Both;
+        let order: Vec<&usize> =
+            if pass == 0 { self.forward.iter().collect() } else { self.forward.iter().rev().filter(is_both).collect() };
+        let taken = |(position, number): (usize, &usize)| Taken {
+            weight: printable(&self.weights[*number].name).into_owned(),
+            slot: first + plan.slot(pass, position),
+        };
+        order.into_iter().enumerate().map(taken).collect()
     }
 }
 
 impl Gathers {
-    /// Plans for ranks and numbers of gathers that run ahead.
+    /// Plans for the weights of all files of a checkpoint.
     ///
     /// # Errors
-    /// As [`Plan::new`] and [`SlotPlan::new`].
-    pub fn new(checkpoint: &Checkpoint, format: ShardFormat, world: WorldSize, distances: &[u32]) -> Result<Self, super::ShardError> {
-        let (weights, order) = in_order(weights(checkpoint, format)?);
-        let bytes = |direction| weights.iter().map(|weight| weight.layout.bytes(weight.shape, direction)).collect::<Vec<_>>();
-        let (forward, mut backward) = (bytes(Direction::Rows), bytes(Direction::Columns));
-        let [forward_sum, backward_sum] = [&forward, &backward].map(|bytes| bytes.iter().sum::<u64>());
-        let elements = weights.iter().map(|weight| weight.shape[0] * weight.shape[1]).sum::<u64>();
-        // A rank holds [both directions, the forward pass's, the backward pass's, elements].
-        let mut held = vec![[0; 4]; world.get() as usize];
-        for weight in &weights {
-            let ranges = format.ranges(weight.shape[0], world);
-            for (held, range) in held.iter_mut().zip(ranges) {
-                let shape = [range.end - range.start, weight.shape[1]];
-                let [rows, columns] = [Direction::Rows, Direction::Columns].map(|direction| weight.layout.bytes(shape, direction));
-                let more = [weight.layout.shard_bytes(shape), rows, columns, shape[0] * shape[1]];
-                held.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
-            }
-        }
-        let fewest = |what: usize| held.iter().map(|held| held[what]).min().unwrap_or(0);
-        backward.reverse();
-        let name = |pass: usize, position: usize| {
-            let index = if pass == 0 { position } else { weights.len() - 1 - position };
-            printable(weights[index].name).into_owned()
-        };
-        let slots = |&distance: &u32| {
-            let plan = SlotPlan::new(&[&forward, &backward], distance, None, name)?;
-            Ok(Distance { distance, bytes: plan.bytes(), slots: plan.slots().into() })
-        };
-        Ok(Self {
+    /// As [`Footprint::of`].
+    pub fn new(files: &[Checkpoint], request: &arguments::Shard) -> std::result::Result<Self, ShardError> {
+        let weights: Vec<(Weight, Dtype)> = files.iter().flat_map(weights).collect();
+        let names: Vec<_> = weights.iter().map(|(weight, _)| weight.name.as_str()).collect();
+        let order = Order::new(&names, request.embedding);
+        let sets = sets(&weights, &order, request.format);
+        let team = Team::all(request.world);
+        let member = |index| Rank::new(index, request.world).and_then(|rank| team.member(rank)).expect("a rank of the world");
+        // The first rank has most rows of every weight, and the last one fewest: that one receives and sends most.
+        let [most, fewest] = [0, request.world.get() - 1].map(member);
+        let mut plan = Self {
             weights: weights.len(),
-            elements,
-            order,
-            shard_bytes: held.iter().map(|held| held[0]).max().unwrap_or(0),
-            forward_bytes: forward_sum - fewest(1),
-            backward_bytes: backward_sum - fewest(2),
-            gradient_bytes: (elements - fewest(3)) * 4,
-            largest_bytes: forward.iter().chain(&backward).copied().max().unwrap_or(0),
-            distances: distances.iter().map(slots).collect::<Result<_, oxtile::Error>>()?,
-        })
+            wide: sets.iter().filter(|set| set.format != Held::of(request.format, 0)).map(|set| set.weights.len()).sum(),
+            rounded: weights.iter().filter(|(_, dtype)| *dtype != Dtype::Bf16).count(),
+            elements: weights.iter().map(|(weight, _)| weight.rows * weight.columns).sum(),
+            order: if order.has_layers { "layers" } else { "file" },
+            lookups: order.lookups.iter().map(|number| printable(names[*number]).into_owned()).collect(),
+            tied: order.tied.map(|number| printable(names[number]).into_owned()),
+            shard_bytes: 0,
+            master_bytes: 0,
+            gradient_slot_bytes: 0,
+            gradient_buffer_bytes: 0,
+            main_gradient_bytes: 0,
+            forward_bytes: 0,
+            backward_bytes: 0,
+            gradient_bytes: 0,
+            step_bytes: 0,
+            largest_bytes: 0,
+            distances: Vec::new(),
+        };
+        for set in &sets {
+            let (held, sent) = (set.footprint(&most, 0)?, set.footprint(&fewest, 0)?);
+            plan.shard_bytes += held.shards;
+            plan.master_bytes += held.masters;
+            plan.gradient_slot_bytes += held.gradients.slots;
+            plan.gradient_buffer_bytes += held.gradients.buffers;
+            plan.main_gradient_bytes += held.gradients.main;
+            plan.forward_bytes += sent.pulled[0];
+            plan.backward_bytes += sent.pulled[1];
+            plan.gradient_bytes += sent.scattered;
+            plan.step_bytes += sent.traffic();
+            // At distance 0 there is one slot.
+            plan.largest_bytes = plan.largest_bytes.max(held.slots.bytes());
+        }
+        for distance in request.distances() {
+            let mut all = Distance { distance, bytes: 0, peak_bytes: 0, slots: Vec::new(), forward: Vec::new(), backward: Vec::new() };
+            for set in &sets {
+                let held = set.footprint(&most, distance)?;
+                let first = all.slots.len();
+                all.bytes += held.slots.bytes();
+                all.peak_bytes += held.memory();
+                all.forward.extend(set.taken(&held.slots, 0, first));
+                all.backward.extend(set.taken(&held.slots, 1, first));
+                all.slots.extend(held.slots.slots());
+            }
+            plan.distances.push(all);
+        }
+        Ok(plan)
     }
 }
 
-/// The weights of a checkpoint in the file's order.
-fn weights(checkpoint: &Checkpoint, format: ShardFormat) -> Result<Vec<Weight<'_>>, PlanError> {
-    let plan = format.recipe(Directions::Rows).map(|recipe| Plan::new(checkpoint, recipe)).transpose()?;
-    let found = checkpoint.tensors().iter().enumerate().filter_map(|(index, tensor)| {
+/// The weights of a file, in its order.
+fn weights(file: &Checkpoint) -> impl Iterator<Item = (Weight, Dtype)> {
+    file.tensors().iter().filter_map(|tensor| {
         let columns = *tensor.shape.last()?;
         let is_weight = matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) && tensor.shape.len() >= 2 && tensor.elements() > 0;
-        let is_quantized = plan.as_ref().is_some_and(|plan| matches!(plan.actions[index].1, Action::Quantize(_)));
-        let layout = match format {
-            ShardFormat::Quantized(format) if is_quantized => Memory::Quantized(format, padding(format)),
-            ShardFormat::Bf16 => Memory::Wide(2),
-            _ => Memory::Wide(tensor.dtype.bits() / 8),
+        is_weight.then(|| (Weight::new(&tensor.name, [tensor.elements() / columns, columns]), tensor.dtype))
+    })
+}
+
+/// The weights that the format takes, and those that stay in BF16.
+fn sets(weights: &[(Weight, Dtype)], order: &Order, format: ShardFormat) -> Vec<Set> {
+    let own = Held::of(format, 0);
+    let of = |held: Held| {
+        let numbers: Vec<usize> = (0..weights.len()).filter(|number| Held::of(format, weights[*number].0.columns) == held).collect();
+        let weight = |number: &usize| {
+            let weight = weights[*number].0.clone();
+            if order.lookups.contains(number) { weight.forward_only() } else { weight }
         };
-        is_weight.then(|| Weight { name: &tensor.name, shape: [tensor.elements() / columns, columns], layout })
-    });
-    Ok(found.collect())
-}
-
-/// The number of which the rows of a gathered weight are a multiple.
-fn padding(format: Format) -> u64 {
-    match format {
-        Format::Nvfp4 => oxtile::sharded::Nvfp4::PAD,
-        Format::Nvfp4Squares => oxtile::sharded::Nvfp4Squares::PAD,
-        Format::Mxfp8 => oxtile::sharded::Mxfp8::PAD,
-        Format::Fp8 => oxtile::sharded::Fp8::PAD,
-        Format::Fp8Block => 1,
-    }
-}
-
-/// Weights by the number of their layer. Those without one stay before the layers or after them, as in the file.
-fn in_order(mut weights: Vec<Weight<'_>>) -> (Vec<Weight<'_>>, &'static str) {
-    let Some(first) = weights.iter().position(|weight| layer(weight.name).is_some()) else { return (weights, "file") };
-    let mut keyed: Vec<_> = weights.drain(..).enumerate().collect();
-    keyed.sort_by_key(|(index, weight)| match layer(weight.name) {
-        Some(layer) => (1, layer),
-        None => (if *index < first { 0 } else { 2 }, 0),
-    });
-    (keyed.into_iter().map(|(_, weight)| weight).collect(), "layers")
-}
-
-/// The first number between dots of a name.
-fn layer(name: &str) -> Option<u64> {
-    name.split('.').find_map(|word| word.parse().ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_counted_as_numbers() {
-        let weight = |name| Weight { name, shape: [1, 1], layout: Memory::Wide(2) };
-        let names = ["embed", "h.10.a", "h.2.b", "head", "h.2.a", "norm.w"];
-        let (ordered, order) = in_order(names.map(weight).into());
-        assert_eq!(order, "layers");
-        assert_eq!(ordered.iter().map(|weight| weight.name).collect::<Vec<_>>(), ["embed", "h.2.b", "h.2.a", "h.10.a", "head", "norm.w"]);
-        let (ordered, order) = in_order(["b", "a"].map(weight).into());
-        assert_eq!((order, ordered[0].name), ("file", "b"));
-        assert!(in_order(Vec::new()).0.is_empty());
-    }
-
-    #[test]
-    fn bytes_of_directions() {
-        let quantized = |format| Memory::Quantized(format, padding(format));
-        let bytes = |format, shape| [Direction::Rows, Direction::Columns].map(|direction| quantized(format).bytes(shape, direction));
-        assert_eq!(bytes(Format::Mxfp8, [33, 64]), [33 * 64 + 33 * 2, 33 * 64 + 2 * 64]);
-        assert_eq!(bytes(Format::Nvfp4, [33, 64]), [48 * 32 + 48 * 4, 64 * 24 + 64 * 3]);
-        assert_eq!(bytes(Format::Fp8, [33, 64]), [33 * 64, 33 * 64]);
-        assert_eq!((Memory::Wide(2).bytes([3, 5], Direction::Columns), Memory::Wide(2).shard_bytes([3, 5])), (30, 30));
-    }
+        let place = |number: &usize| numbers.binary_search(number).ok();
+        Set { format: held, weights: numbers.iter().map(weight).collect(), forward: order.forward.iter().filter_map(place).collect() }
+    };
+    let others = (own != Held::Bf16).then_some(Held::Bf16);
+    [Some(own), others].into_iter().flatten().map(of).filter(|set| !set.weights.is_empty()).collect()
 }

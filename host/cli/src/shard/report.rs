@@ -112,24 +112,24 @@ impl Report {
             files: (0..).zip(outcome.files).map(file).collect(),
             tensors,
             seconds: Some(outcome.elapsed.as_secs_f64()),
-            ..Self::of(request, checkpoint)
+            ..Self::of(request, checkpoint.bytes())
         }
     }
 
     /// A plan alone.
-    pub fn planned(request: &arguments::Shard, checkpoint: &Checkpoint, plan: Gathers) -> Self {
+    pub fn planned(request: &arguments::Shard, input_bytes: u64, plan: Gathers) -> Self {
         // The passes of a step take both directions.
         let direction = matches!(request.format, ShardFormat::Quantized(_)).then_some(Directions::Both.name());
-        Self { direction, plan: Some(plan), ..Self::of(request, checkpoint) }
+        Self { direction, plan: Some(plan), ..Self::of(request, input_bytes) }
     }
 
-    fn of(request: &arguments::Shard, checkpoint: &Checkpoint) -> Self {
+    fn of(request: &arguments::Shard, input_bytes: u64) -> Self {
         Self {
             command: "shard",
             schema: 1,
             version: env!("CARGO_PKG_VERSION"),
             input: request.input.display().to_string(),
-            input_bytes: checkpoint.bytes(),
+            input_bytes,
             format: request.format.name(),
             direction: matches!(request.format, ShardFormat::Quantized(_)).then_some(request.directions().name()),
             ranks: request.world.get(),
@@ -151,7 +151,11 @@ impl fmt::Display for Report {
             let until = if self.files.len() > 1 { format!(" to {}", last.file) } else { String::new() };
             writeln!(f, "output  {}{until}, {} at most", first.file, bytes(largest))?;
         }
-        let by = self.direction.map_or(String::new(), |direction| format!(", by {direction}"));
+        let by = match self.direction {
+            None => String::new(),
+            Some(both) if both == Directions::Both.name() => ", by row and by column".to_owned(),
+            Some(direction) => format!(", by {direction}"),
+        };
         writeln!(f, "format  {}{by}\nranks   {}", self.format, self.ranks)?;
         if let Some(device) = &self.device {
             writeln!(f, "device  {device}")?;
@@ -161,6 +165,9 @@ impl fmt::Display for Report {
         }
         if !self.tensors.is_empty() {
             write!(f, "\n{}", self.table())?;
+        }
+        if self.direction.is_some() && !self.tensors.iter().any(|tensor| tensor.action == "quantized") {
+            writeln!(f, "\nnothing is quantized: no tensor is a matrix that {} takes", self.format)?;
         }
         writeln!(f, "\nmodel   {}", self.model.as_deref().unwrap_or_default())?;
         writeln!(f, "time    {}", seconds(self.seconds.unwrap_or_default()))
@@ -185,21 +192,46 @@ impl Report {
 
 impl fmt::Display for Gathers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let order = if self.order == "layers" { "by their layers" } else { "as in the file" };
-        writeln!(f, "weights {}, {} elements, in order {order}", self.weights, count(self.elements))?;
+        if self.weights == 0 {
+            return writeln!(f, "weights none: no tensor is a matrix of F32, F16 or BF16, so nothing is gathered");
+        }
+        let order = if self.order == "layers" { "in the order of their layers" } else { "in the order of the file" };
+        writeln!(f, "weights {}, {} elements, {order}", self.weights, count(self.elements))?;
+        if self.wide > 0 {
+            writeln!(f, "        {} stay in BF16: their columns are no whole blocks of the format", self.wide)?;
+        }
+        if self.rounded > 0 {
+            writeln!(f, "        {} of F32 or F16 are held in BF16, as oxtile::sharded does", self.rounded)?;
+        }
+        if let Some(tied) = &self.tied {
+            writeln!(f, "        {tied} is the head too, in both passes (--embedding lookup: in the forward pass alone)")?;
+        }
+        for lookup in &self.lookups {
+            writeln!(f, "        {lookup} is looked up, in the forward pass alone (--embedding tied: the head too)")?;
+        }
         writeln!(f, "\nA rank at most")?;
         let lines = [
-            ("shards, all passes", self.shard_bytes),
+            ("shards", self.shard_bytes),
+            ("masters in BF16, to cast", self.master_bytes),
+            ("slots of gradients", self.gradient_slot_bytes),
+            ("buffers of gradients", self.gradient_buffer_bytes),
+            ("main gradients in F32", self.main_gradient_bytes),
             ("received, forward pass", self.forward_bytes),
             ("received, backward pass", self.backward_bytes),
             ("sent, gradients in F32", self.gradient_bytes),
+            ("travel a step, all three", self.step_bytes),
             ("largest weight, gathered", self.largest_bytes),
         ];
         lines.iter().try_for_each(|(what, size)| writeln!(f, "{what:<26} {:>10}", bytes(*size)))?;
-        let mut table = Table::new(&[("gathers ahead", Align::Right), ("slots", Align::Right), ("gathered weights", Align::Right)]);
+        let right = |heading| (heading, Align::Right);
+        let mut table = Table::new(&["gathers ahead", "slots", "gathered weights", "peak"].map(right));
         for distance in &self.distances {
-            table.row([distance.distance.to_string(), distance.slots.len().to_string(), bytes(distance.bytes)]);
+            let sizes = [distance.bytes, distance.peak_bytes].map(bytes);
+            let [gathered, peak] = sizes;
+            table.row([distance.distance.to_string(), distance.slots.len().to_string(), gathered, peak]);
         }
-        write!(f, "\n{table}")
+        writeln!(f, "\n{table}")?;
+        writeln!(f, "The peak is that of shards, masters, gathered weights and gradients. Not in it: what an optimizer")?;
+        writeln!(f, "keeps (values and moments in F32), tensors of one dimension, activations.")
     }
 }

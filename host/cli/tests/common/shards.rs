@@ -75,7 +75,10 @@ pub fn command(words: &[OsString]) -> String {
 
 pub fn shard(input: &Path, prefix: &Path, ranks: usize, options: &[&str]) -> Vec<PathBuf> {
     let ranks_word = ranks.to_string();
-    let mut line = words(&[&"shard", &"--input", &input, &"--output-prefix", &prefix, &"--ranks", &ranks_word, &"--device", &"emulated"]);
+    let mut line = words(&[&"shard", &"--input", &input, &"--output-prefix", &prefix, &"--ranks", &ranks_word]);
+    if options.contains(&"--format") && !options.contains(&"bf16") {
+        line.extend(words(&[&"--device", &"emulated"]));
+    }
     line.extend(options.iter().map(OsString::from));
     command(&line);
     let file = |rank: usize| format!("{}-{:05}-of-{ranks:05}.safetensors", prefix.display(), rank + 1).into();
