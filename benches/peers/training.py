@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding, cross entropy, AdamW, embedding: PyTorch's formulas, compiled."""
+"""RMS norm, rotary embedding, cross entropy, AdamW, embedding, sums of parts: PyTorch's formulas, compiled."""
 
 import torch
 
@@ -62,6 +62,21 @@ def embedding_backward(gradient, tokens, sums):
     sums.index_add_(0, tokens, gradient.float())
 
 
+def in_order(parts):
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total
+
+
+def sum_parts(parts):
+    return in_order(parts).to(parts.dtype)
+
+
+def add_parts(parts, target):
+    target.add_(in_order(parts) * (1 / parts.shape[0]))
+
+
 class Training(Compiled):
     """Near, since sums have another order. What changes its inputs is not compared."""
 
@@ -108,6 +123,14 @@ def of_table_gradient(pattern, dimensions, set, sets):
     return fill(pattern, set, [rows, width]), spread(rows, vocabulary), torch.zeros(vocabulary, width, device="cuda")
 
 
+def of_parts(pattern, dimensions, set, sets):
+    return (fill(pattern, set, dimensions),)
+
+
+def of_added_parts(pattern, dimensions, set, sets):
+    return fill(pattern, set, dimensions), torch.zeros(dimensions[1], device="cuda")
+
+
 PEERS = {
     "rms_norm_compiled": peer(rms_norm, ("y", "inverse_rms"), of_norm),
     "rms_norm_backward_compiled": peer(rms_norm_backward, ("dx", "dw"), of_norm_backward),
@@ -117,4 +140,6 @@ PEERS = {
     "adamw_compiled": peer(adamw, (), of_weights),
     "embedding_compiled": peer(embedding, ("gathered",), of_table),
     "embedding_backward_compiled": peer(embedding_backward, (), of_table_gradient),
+    "sum_parts_compiled": peer(sum_parts, ("sum",), of_parts),
+    "add_parts_compiled": peer(add_parts, (), of_added_parts),
 }

@@ -1,4 +1,4 @@
-//! What a training step takes beside matrices: RMS norm, rotary embedding, cross entropy, AdamW, embedding.
+//! What a training step takes beside matrices: RMS norm, rotary embedding, cross entropy, AdamW, embedding, sums of ranks' gradients.
 
 use anyhow::Result;
 use oxtile::adamw::{Adamw, AdamwConfig, Weights};
@@ -7,6 +7,7 @@ use oxtile::embedding::Embedding;
 use oxtile::rms_norm::{RmsNorm, Saved};
 use oxtile::rotary::{Angles, Pairing, Rotary};
 use oxtile::runtime::{Buffer, HostElement};
+use oxtile::sum_parts::{AddParts, SumParts};
 use oxtile::tensor::{Heads, HeadsMut};
 use oxtile_tile::num::{Pod, bf16};
 
@@ -56,7 +57,14 @@ pub fn benches(size: Size) -> Vec<Bench> {
         ("embedding", &["embedding_compiled"], table.clone(), 4 * gathered, embedding),
         ("embedding_backward", &["embedding_backward_compiled"], table, 10 * gathered, embedding_backward),
     ];
-    of_norms.chain(of_logits).chain(others).map(|measured| bench(size, measured)).collect()
+    // Parts, and elements of each: gradients of 4 and of 8 ranks.
+    let sums = [pick((&[4, 16 << 20], 1), &[3, 520]), pick((&[8, 8 << 20], 1), &[2, 1032])];
+    let of_sums = sums.into_iter().flat_map(|shape| {
+        let &[parts, elements] = shape.0.as_slice() else { unreachable!("parts and elements") };
+        let sum: Measured = ("sum_parts", &["sum_parts_compiled"], shape.clone(), 2 * (parts + 1) * elements, sum_parts);
+        [sum, ("add_parts", &["add_parts_compiled"], shape, (2 * parts + 8) * elements, add_parts)]
+    });
+    of_norms.chain(of_logits).chain(others).chain(of_sums).map(|measured| bench(size, measured)).collect()
 }
 
 fn bench(size: Size, (kernel, peers, (dimensions, sets), bytes, prepare): Measured) -> Bench {
@@ -233,6 +241,28 @@ fn embedding_backward(gpu: &Gpu, sizes: &[u64], count: usize) -> Result<Prepared
     let embedding = Embedding::<bf16>::new(&gpu.runtime, width)?;
     let graph = Prepared::capture(gpu, || {
         tensors.iter_mut().try_for_each(|(gradient, sums)| embedding.backward(&gpu.stream, gradient.view(), tokens.view(), sums.view_mut()))
+    })?;
+    Ok(Prepared::new(graph, |_| Ok(Vec::new())))
+}
+
+fn sum_parts(gpu: &Gpu, sizes: &[u64], count: usize) -> Result<Prepared> {
+    let &[parts, elements] = sizes else { unreachable!("parts and elements") };
+    let mut tensors = sets(count, |number| anyhow::Ok((halves(gpu, number, parts * elements)?, empty::<bf16>(gpu, elements)?)))?;
+    let sum = SumParts::<bf16, bf16>::new(&gpu.runtime)?;
+    let graph = Prepared::capture(gpu, || {
+        tensors.iter_mut().try_for_each(|(all, total)| sum.run(&gpu.stream, all.view(), parts as u32, elements, total.view_mut()))
+    })?;
+    Ok(Prepared::new(graph, move |stream| Ok(vec![output(stream, "sum", &tensors[0].1)?])))
+}
+
+/// Each replay adds the sums again, so that nothing is compared.
+fn add_parts(gpu: &Gpu, sizes: &[u64], count: usize) -> Result<Prepared> {
+    let &[parts, elements] = sizes else { unreachable!("parts and elements") };
+    let set = |number| anyhow::Ok((halves(gpu, number, parts * elements)?, Buffer::<f32>::zeros(&gpu.stream, elements)?));
+    let (mut tensors, scale) = (sets(count, set)?, 1.0 / parts as f32);
+    let add = AddParts::<bf16>::new(&gpu.runtime)?;
+    let graph = Prepared::capture(gpu, || {
+        tensors.iter_mut().try_for_each(|(all, target)| add.run(&gpu.stream, all.view(), parts as u32, elements, scale, target.view_mut()))
     })?;
     Ok(Prepared::new(graph, |_| Ok(Vec::new())))
 }

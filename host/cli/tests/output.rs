@@ -104,7 +104,7 @@ fn what_is_no_file_is_not_replaced() {
     for (output, reason) in [
         (folder.path(), "is a directory"),
         (Path::new("/dev/null"), "is a device"),
-        (&folder.path().join("no/such/folder/out"), "No such file"),
+        (&folder.path().join("no/such/folder/out"), "there is no folder"),
     ] {
         let text = common::quantize(&input, output).expect_err("no place for a file").to_string();
         assert!(text.contains(reason) && text.contains(output.to_str().expect("UTF-8")), "{text}");
