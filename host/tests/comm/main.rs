@@ -32,6 +32,7 @@
 //! | `sharded_footprint` | what weights in shards take, before it is taken; the events of a step |
 //! | `sharded_layer` | a layer of products that overlap, with weights in shards |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
+//! | `sharded_replays` | replayed steps of the formats that have codes of the transpose, against calls |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
 //! | `sharded_gradients`, `gradient_calls`, `gradient_bugs` | gradients that are summed where their rows are owned: their bits; calls, hooks and teams; planted bugs |
 //! | `gradient_messages` | the same without an arena |
@@ -113,6 +114,7 @@ mod sharded_graphs;
 mod sharded_layer;
 mod sharded_protocol;
 mod sharded_ranks;
+mod sharded_replays;
 mod sharded_requirements;
 mod sharded_soak;
 mod shards;
