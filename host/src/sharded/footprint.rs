@@ -15,7 +15,7 @@ use crate::sum_parts::Addend;
 /// Not in it: what the optimizer keeps beside (values in f32, moments), activations, flags, and the 8 bytes that a matrix has for its amax and scale.
 ///
 /// ```
-/// use oxtile::comm::{Rank, Team, WorldSize};
+/// use oxtile::comm::{Team, WorldSize};
 /// use oxtile::sharded::{Footprint, Mxfp8, Weight};
 ///
 /// let team = Team::all(WorldSize::new(4).unwrap());

@@ -48,7 +48,8 @@ impl Index {
             let said: BTreeSet<&str> = map.iter().filter(|(_, file)| file == name).map(|(tensor, _)| tensor.as_str()).collect();
             let there: BTreeSet<&str> = part.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
             if let Some(tensor) = said.symmetric_difference(&there).next() {
-                let where_it_is = if there.contains(tensor) { "has it, and the index does not say so" } else { "does not have it" };
+                let where_it_is =
+                    if there.contains(tensor) { "has it, and the index names it for none of its files" } else { "does not have it" };
                 return Err(wrong(format!("tensor `{}`: {} {where_it_is}", printable(tensor), printable(name))));
             }
             parts.push(part);
