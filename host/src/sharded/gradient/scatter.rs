@@ -156,7 +156,7 @@ impl<E: Addend> GradientScatter<E> {
 
     /// The same without an arena, as across hosts: the messages of a communicator carry the rows, by one all-to-all a weight, on [`streams`](Self::streams). The owner adds the parts up in
     /// the order of ranks as well, so main gradients have the same bits as by an arena; a library's reduce-scatter has an order of its own, and is not used. All ranks of the communicator
-    /// make it and scatter the same weights in one order: that of the first step that no graph has is compared, and another one is an error of a later call; nothing else calls the communicator meanwhile on another stream. It is of its ranks alone: for a team take
+    /// make it and scatter the same weights in one order: that of the first step that no graph has is compared, and another one is an error of a later call. A step is in a graph on all of them or on none; nothing else calls the communicator meanwhile on another stream. It is of its ranks alone: for a team take
     /// [`Communicator::team`]. Instead of slots in an arena it takes as much device memory, and a buffer for rows that do not lie as their owners follow one another (experts).
     ///
     /// The communicator watches its own calls: [wait](Communicator::wait) for the stream that was named to [`finish`](Self::finish) by it.
