@@ -1,5 +1,7 @@
 //! Where the shards of weights lie in the memory of every rank.
 
+use std::collections::HashSet;
+
 use oxtile_tile::num::bf16;
 
 use super::format::WeightFormat;
@@ -81,10 +83,10 @@ impl<F: WeightFormat> Layout<F> {
         if weights.is_empty() {
             return Err(Error::Invalid { what: "ShardSet", why: "it has no weights".to_owned() });
         }
-        let (mut bytes, mut starts, mut all) = (0_u64, Vec::new(), Vec::new());
+        let (mut bytes, mut starts, mut all, mut names) = (0_u64, Vec::new(), Vec::new(), HashSet::new());
         for weight in weights {
             weight.check::<F>()?;
-            if weights.iter().filter(|other| other.name == weight.name).count() > 1 {
+            if !names.insert(weight.name.as_str()) {
                 return Err(Error::Invalid { what: "ShardSet", why: format!("two weights are named `{}`", weight.name) });
             }
             let shards = EqualShards::<F>::new(weight.rows, team.size());

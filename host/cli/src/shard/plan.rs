@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// What gathering costs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Gathers {
     /// How many weights there are: matrices of F32, F16 or BF16.
     pub weights: usize,
@@ -57,7 +57,7 @@ pub struct Gathers {
 }
 
 /// The memory of gathered weights.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Distance {
     /// How many gathers run ahead.
     pub distance: u32,
@@ -100,7 +100,12 @@ enum Held {
 }
 
 impl Held {
-    /// Of a format, weights with so many columns; BF16 where the format does not take them.
+    /// Of weights that the format takes.
+    fn native(format: ShardFormat) -> Self {
+        Self::of(format, 0)
+    }
+
+    /// Of weights with so many columns: BF16 where the format does not take them.
     fn of(format: ShardFormat, columns: u64) -> Self {
         let (held, multiple) = match format {
             ShardFormat::Keep | ShardFormat::Bf16 | ShardFormat::Quantized(Format::Fp8Block) => (Self::Bf16, Bf16::COLUMNS),
@@ -155,23 +160,13 @@ impl Gathers {
         let [most, fewest] = [0, request.world.get() - 1].map(member);
         let mut plan = Self {
             weights: weights.len(),
-            wide: sets.iter().filter(|set| set.format != Held::of(request.format, 0)).map(|set| set.weights.len()).sum(),
+            wide: sets.iter().filter(|set| set.format != Held::native(request.format)).map(|set| set.weights.len()).sum(),
             rounded: weights.iter().filter(|(_, dtype)| *dtype != Dtype::Bf16).count(),
             elements: weights.iter().map(|(weight, _)| weight.rows * weight.columns).sum(),
             order: if order.has_layers { "layers" } else { "file" },
             lookups: order.lookups.iter().map(|number| printable(names[*number]).into_owned()).collect(),
             tied: order.tied.map(|number| printable(names[number]).into_owned()),
-            shard_bytes: 0,
-            master_bytes: 0,
-            gradient_slot_bytes: 0,
-            gradient_buffer_bytes: 0,
-            main_gradient_bytes: 0,
-            forward_bytes: 0,
-            backward_bytes: 0,
-            gradient_bytes: 0,
-            step_bytes: 0,
-            largest_bytes: 0,
-            distances: Vec::new(),
+            ..Self::default()
         };
         for set in &sets {
             let (held, sent) = (set.footprint(&most, 0)?, set.footprint(&fewest, 0)?);
@@ -188,7 +183,7 @@ impl Gathers {
             plan.largest_bytes = plan.largest_bytes.max(held.slots.bytes());
         }
         for distance in request.distances() {
-            let mut all = Distance { distance, bytes: 0, peak_bytes: 0, slots: Vec::new(), forward: Vec::new(), backward: Vec::new() };
+            let mut all = Distance { distance, ..Distance::default() };
             for set in &sets {
                 let held = set.footprint(&most, distance)?;
                 let first = all.slots.len();
@@ -215,7 +210,7 @@ fn weights(file: &Checkpoint) -> impl Iterator<Item = (Weight, Dtype)> {
 
 /// The weights that the format takes, and those that stay in BF16.
 fn sets(weights: &[(Weight, Dtype)], order: &Order, format: ShardFormat) -> Vec<Set> {
-    let own = Held::of(format, 0);
+    let own = Held::native(format);
     let of = |held: Held| {
         let numbers: Vec<usize> = (0..weights.len()).filter(|number| Held::of(format, weights[*number].0.columns) == held).collect();
         let weight = |number: &usize| {

@@ -207,7 +207,7 @@ impl fmt::Display for Gathers {
             writeln!(f, "        {tied} is the head too, in both passes (--embedding lookup: in the forward pass alone)")?;
         }
         for lookup in &self.lookups {
-            writeln!(f, "        {lookup} is looked up, in the forward pass alone (--embedding tied: the head too)")?;
+            writeln!(f, "        {lookup} is looked up, in the forward pass alone (--embedding tied: that of tokens is the head too)")?;
         }
         writeln!(f, "\nA rank at most")?;
         let lines = [
