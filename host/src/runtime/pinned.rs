@@ -90,6 +90,11 @@ impl<H: HostElement> PinnedBuffer<H> {
         std::ptr::with_exposed_provenance_mut(self.memory.address as usize)
     }
 
+    /// Forgets the uses, after which all later reads of the host come already.
+    pub(crate) fn forget_uses(&self) {
+        self.memory.forget_uses();
+    }
+
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }

@@ -53,11 +53,13 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
             _ => {}
         }
         if M::IS_CAPTURED && capture.is_none() {
-            let why = "the chain is for graphs: begin its passes inside Graph::capture, or make it by Chain::new".to_owned();
+            let why =
+                "the chain is for graphs: begin its passes inside Graph::capture with Chain::pulls named to it, or make it by Chain::new"
+                    .to_owned();
             return Err(Error::Invalid { what: "Published", why });
         }
         let mut pass = Self { set, chain, pass, capture, taken: 0, pulled: VecDeque::new() };
-        (0..pass.distance()).try_for_each(|_| pass.pull().map(drop))?;
+        while pass.pulled.len() < pass.distance() && pass.pull()? {}
         Ok(pass)
     }
 

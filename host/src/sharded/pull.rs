@@ -64,9 +64,9 @@ impl Lanes {
         copied
     }
 
-    /// Enqueues the copies of this rank's own rows, one by one: a batch is for copy engines, and takes the host longer.
+    /// Enqueues the copies of this rank's own rows.
     pub fn copy_own(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, compute: &Stream) -> Result<()> {
-        self.own.copies(planes, slot)?.iter().try_for_each(|copy| planes.enqueue_noted(compute, std::slice::from_ref(copy)))
+        self.own.enqueue(planes, slot, compute)
     }
 }
 

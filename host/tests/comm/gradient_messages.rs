@@ -109,8 +109,10 @@ fn another_order_of_weights_of_one_shape_is_an_error() {
             for (rank, (side, order)) in sides.iter_mut().zip(orders).enumerate() {
                 side.upload(&weights, rank as u32, step).unwrap();
                 let ids: Vec<_> = side.gradients.ids().collect();
+                let before = side.compute.device().usage();
                 let scattered = order.into_iter().try_for_each(|number: usize| side.scatter(ids[number], |_| Ok(())));
                 outcome = outcome.and(scattered).and_then(|()| side.gradients.finish(&side.compute, |_| Ok(())));
+                assert_eq!(side.compute.device().usage(), before, "step {step} allocates, or the host waits");
             }
             if step == 0 {
                 outcome = outcome.and_then(|()| world.streams.iter().try_for_each(Stream::synchronize));

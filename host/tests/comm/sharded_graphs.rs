@@ -122,7 +122,7 @@ fn a_chain_is_eager_or_captured() {
     });
     assert!(matches!(whole, Err(Error::NotCapturable { .. })), "{whole:?}");
     for error in [published.forward(&mut captured).map(drop).unwrap_err(), published.backward(&mut captured).map(drop).unwrap_err()] {
-        assert!(error.to_string().contains("begin its passes inside Graph::capture, or make it by Chain::new"), "{error}");
+        assert!(error.to_string().contains("begin its passes inside Graph::capture with Chain::pulls named to it"), "{error}");
     }
 }
 
@@ -362,6 +362,29 @@ fn a_take_that_failed_is_tried_again() {
     assert!(matches!(failed, Err(Error::NotCapturable { .. })), "{failed:?}");
     for (id, weight) in ids.iter().zip(&weights()) {
         let found = pass.take(*id, stream).unwrap().tensor().data.to_vec_as::<half::bf16>(stream).unwrap();
+        let exact = values(0, id.index(), 0, [weight.rows, weight.columns]);
+        assert!(found.iter().zip(&exact).all(|(found, exact)| *found == half::bf16::from_f32(*exact)), "{}", weight.name);
+    }
+    pass.finish().unwrap();
+}
+
+/// A take on a stream of another device fails after the next weight is pulled, when the own rows are to be copied.
+#[test]
+fn a_take_that_failed_half_way_is_tried_again() {
+    let world = World::new(2, 0);
+    let mut holders = holders::<Bf16>(&world, &weights());
+    for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+        holder.publish(stream, 0).unwrap();
+    }
+    let (holder, stream) = (&holders[0], &world.streams[0]);
+    let mut made = chain(holder, stream, |config| config).unwrap();
+    let published = Published::of(&holder.set).unwrap();
+    let mut pass = published.forward(&mut made).unwrap();
+    let error = pass.take(pass.next_weight().unwrap(), &world.streams[1]).map(drop).unwrap_err();
+    assert!(error.to_string().contains("device"), "{error}");
+    while let Some(id) = pass.next_weight() {
+        let found = pass.take(id, stream).unwrap().tensor().data.to_vec_as::<half::bf16>(stream).unwrap();
+        let weight = &weights()[id.index()];
         let exact = values(0, id.index(), 0, [weight.rows, weight.columns]);
         assert!(found.iter().zip(&exact).all(|(found, exact)| *found == half::bf16::from_f32(*exact)), "{}", weight.name);
     }

@@ -65,7 +65,7 @@ pub enum GradientCarrier {
 /// Device memory of gradients, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradientBytes {
-    /// The slots in the arena.
+    /// The slots in the arena; by messages in memory of this rank, with what is packed and the orders of all ranks.
     pub slots: u64,
     /// The buffers of whole gradients.
     pub buffers: u64,

@@ -57,7 +57,7 @@ fn index(rank: Rank) -> usize {
 
 impl<E: Pod> Link<E> for Messages<E> {
     fn bytes(&self) -> u64 {
-        (self.slots.iter().map(Buffer::len).sum::<u64>() + self.packed.len()) * size_of::<E>() as u64
+        (self.slots.iter().map(Buffer::len).sum::<u64>() + self.packed.len()) * size_of::<E>() as u64 + self.order.bytes()
     }
 
     /// The communicator compares its calls, and those of two weights of one shape are alike: the order of the first step is compared when the others' is there.

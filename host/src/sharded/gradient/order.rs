@@ -22,6 +22,8 @@ pub(super) struct Order {
     names: Vec<String>,
     own: Buffer<u32>,
     all: Buffer<u32>,
+    /// What this rank tells; and what all have told. Taken before the first step: the driver's allocations may wait for streams that wait for other ranks.
+    told_by_host: PinnedBuffer<u32>,
     host: PinnedBuffer<u32>,
     all_gather: AllGather,
     /// When all orders are there; none before they are told, and once they are compared.
@@ -37,10 +39,16 @@ impl Order {
             names: weights.iter().map(|weight| weight.name.clone()).collect(),
             own: Buffer::named(stream, "order of gradients", len)?,
             all: Buffer::named(stream, "orders of gradients", len * u64::from(world.get()))?,
+            told_by_host: PinnedBuffer::zeros(stream, weights.len())?,
             host: PinnedBuffer::zeros(stream, weights.len() * world.get() as usize)?,
             all_gather: Box::new(move |stream, own, all| comm.all_gather(stream, own, all)),
             told: None,
         })
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> u64 {
+        (self.own.len() + self.all.len()) * size_of::<u32>() as u64
     }
 
     /// Tells all ranks the order of this one, unless the stream is captured: a graph would tell it at each replay. Returns whether it did.
@@ -48,9 +56,10 @@ impl Order {
         if stream.is_capturing() {
             return Ok(false);
         }
-        let mut numbers = vec![NONE; self.names.len()];
+        let numbers = self.told_by_host.as_mut_slice()?;
+        numbers.fill(NONE);
         numbers.iter_mut().zip(order).for_each(|(number, weight)| *number = *weight as u32);
-        self.own.copy_from_pinned(stream, &PinnedBuffer::from_slice(stream, &numbers)?)?;
+        self.own.copy_from_pinned(stream, &self.told_by_host)?;
         (self.all_gather)(stream, self.own.view(), lend(&self.all))?;
         self.all.copy_to_pinned(stream, &mut self.host)?;
         self.told = Some(stream.record()?);
@@ -66,6 +75,8 @@ impl Order {
             return Ok(());
         }
         self.told = None;
+        // The event is after the copy, and the stream may hold more, which waits for other ranks.
+        self.host.forget_uses();
         let orders: Vec<_> = self.host.as_slice()?.chunks(self.names.len().max(1)).collect();
         let own = orders[self.rank.index() as usize];
         let Some((other, order)) = self.world.ranks().zip(&orders).find(|(_, order)| **order != own) else { return Ok(()) };
