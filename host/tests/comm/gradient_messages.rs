@@ -175,8 +175,8 @@ fn what_is_for_an_arena_is_refused() {
     };
     assert!(made(GradientConfig { arena_bytes: Some(64), ..THIRD }).contains("leave it out, messages take what their weights need"));
     assert!(made(GradientConfig { scale: f32::INFINITY, ..THIRD }).contains("GradientScatter::by_messages: the scale is inf"));
-    // Two slots of two parts of 32 elements, as the first rank has all rows; nothing is packed.
+    // Two slots of two parts of 32 elements, as the first rank has all rows; nothing is packed. And the orders of both, and the own one.
     let weights = [Weight::new("w", [4, 8])];
     let gradients = GradientScatter::<f32>::by_messages::<Mxfp8, _>(&world.streams[0], comm, &weights, THIRD).unwrap();
-    assert_eq!((gradients.bytes().slots, gradients.carrier()), (2 * 2 * 32 * 4, GradientCarrier::Messages));
+    assert_eq!((gradients.bytes().slots, gradients.carrier()), (2 * 2 * 32 * 4 + 3 * 4, GradientCarrier::Messages));
 }
