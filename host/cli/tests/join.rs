@@ -192,6 +192,50 @@ fn restated(file: &Path, change: impl Fn(&mut serde_json::Map<String, serde_json
     common::file(&header.to_string(), &bytes[end..])
 }
 
+/// Whether the first byte of a shard's data is of a tensor that every file has, and whether the last one is.
+fn whole_at(file: &Path) -> [bool; 2] {
+    let opened = Checkpoint::open(file).expect("valid");
+    let parts: serde_json::Value = serde_json::from_str(&opened.metadata()["oxtile.shard.tensors"]).expect("JSON");
+    let filled = || opened.tensors().iter().filter(|tensor| tensor.bytes() > 0);
+    let [first, last] = [filled().min_by_key(|tensor| tensor.range.start), filled().max_by_key(|tensor| tensor.range.start)];
+    [first, last].map(|tensor| parts[&tensor.expect("a tensor").name]["by"] == "none")
+}
+
+#[test]
+fn a_file_of_this_version_has_a_digest_and_strings_of_an_older_one_are_the_inputs() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, joined) = (folder.path().join("in"), folder.path().join("joined"));
+    let theirs = ["header", "data"].map(|word| (format!("oxtile.shard.{word}"), "theirs".to_owned()));
+    let strings: std::collections::BTreeMap<_, _> = theirs.into();
+    let header = serde_json::json!({ "__metadata__": strings, "w": { "dtype": "U8", "shape": [4], "data_offsets": [0, 4] } });
+    std::fs::write(&input, common::file(&header.to_string(), &[1, 2, 3, 4])).expect("a writable folder");
+    let files = shard(&input, &folder.path().join("p"), 2, &[]);
+    let whole = std::fs::read(&files[1]).expect("readable");
+    let without = restated(&files[1], |all| drop(all.remove("oxtile.shard.data")));
+    std::fs::write(&files[1], without).expect("a writable folder");
+    let said = refusal(folder.path(), &files);
+    assert!(said.contains("`oxtile.shard.data` is not what it should be (it is missing)"), "{said}");
+    std::fs::write(&files[1], whole).expect("a writable folder");
+    // A digest of any length is not printed whole.
+    let long = restated(&files[0], |all| drop(all.insert("oxtile.shard.data".into(), "\u{1b}".repeat(100_000).into())));
+    let whole = std::fs::read(&files[0]).expect("readable");
+    std::fs::write(&files[0], long).expect("a writable folder");
+    assert!(refusal(folder.path(), &files).len() < 2000);
+    std::fs::write(&files[0], whole).expect("a writable folder");
+    for file in &files {
+        let old = restated(file, |all| {
+            all.extend(strings.iter().map(|(key, value)| (key.clone(), value.clone().into())));
+            all.insert("oxtile.shard.version".into(), "1".into());
+            all.insert("oxtile.shard.joined".into(), serde_json::to_string(&strings).expect("JSON").into());
+        });
+        std::fs::write(file, old).expect("a writable folder");
+    }
+    let text = command(&join_words(&files, &joined));
+    assert!(text.contains("data    not checked in 2 files"), "{text}");
+    assert_eq!(Checkpoint::open(&joined).expect("valid").metadata(), &strings);
+    assert!(content(&joined) == content(&input));
+}
+
 #[test]
 fn damaged_data_is_refused_and_that_of_older_files_is_not_checked() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -199,6 +243,7 @@ fn damaged_data_is_refused_and_that_of_older_files_is_not_checked() {
     checkpoint(&input, &tensors());
     for options in [&[][..], &["--format", "nvfp4", "--direction", "both"]] {
         let files = shard(&input, &folder.path().join("p"), 3, options);
+        let common = whole_at(&files[0]);
         let damaged = folder.path().join("damaged");
         for rank in 0..3 {
             let whole = std::fs::read(&files[rank]).expect("readable");
@@ -211,8 +256,12 @@ fn damaged_data_is_refused_and_that_of_older_files_is_not_checked() {
                 let mut named = files.clone();
                 named[rank].clone_from(&damaged);
                 let said = refusal(folder.path(), &named);
-                let is_named = said.contains(&format!("{}: its data is not what `oxtile shard` wrote (SHA-256 ", damaged.display()));
-                assert!(is_named || said.contains("where all ranks have the same"), "byte {at} of rank {rank}: {said}");
+                let expected = if at == start && common[0] || at != start && common[1] {
+                    "where all ranks have the same".to_owned()
+                } else {
+                    format!("{}: its data is not what `oxtile shard` wrote (SHA-256 ", damaged.display())
+                };
+                assert!(said.contains(&expected), "byte {at} of rank {rank}: {said}");
             }
         }
         let text = command(&join_words(&files, &joined));
@@ -230,7 +279,10 @@ fn damaged_data_is_refused_and_that_of_older_files_is_not_checked() {
         }
         let text = command(&join_words(&files, &joined));
         assert!(text.contains("data    not checked in 3 files, which state no SHA-256: an older version wrote them\n"), "{text}");
-        assert!(content(&joined) == content(&input) || after == std::fs::read(&joined).expect("readable"), "{options:?}");
+        match options {
+            [] => assert!(content(&joined) == content(&input)),
+            _ => assert!(after == std::fs::read(&joined).expect("readable")),
+        }
     }
 }
 
@@ -270,7 +322,7 @@ fn files_that_are_no_shards_of_the_checkpoint_are_not_replaced() {
         let done = run(&[&"shard", &"-i", &input, &"--ranks", &"2", &"--output-prefix", &prefix]);
         let said = stderr(&done);
         let expected =
-            format!("{}: is there, and is no shard of this checkpoint: choose another --output-prefix, or remove it", taken.display());
+            format!("{}: is there, and is no shard of the same tensors: choose another --output-prefix, or remove it", taken.display());
         assert!(done.status.code() == Some(1) && said.contains(&expected), "{said}");
         assert!(std::fs::read(taken).expect("readable") == before && names(folder.path()) == listed);
         std::fs::remove_file(taken).expect("it is there");
@@ -278,6 +330,19 @@ fn files_that_are_no_shards_of_the_checkpoint_are_not_replaced() {
     // Shards of the same tensors are, in whichever format.
     for options in [&["--format", "nvfp4"][..], &[], &["--format", "mxfp8", "--direction", "both"]] {
         shard(&input, &prefix, 2, options);
+    }
+    // Those without tensors are, and those whose names are the input's with more than a format adds.
+    let (named, empty) = (folder.path().join("named"), folder.path().join("empty"));
+    checkpoint(&named, &[("vector_norm", "U8", vec![2], vec![1, 2])]);
+    checkpoint(&empty, &[]);
+    for with in [&named, &empty] {
+        let taken = folder.path().join("taken");
+        let before: Vec<_> = shard(with, &taken, 2, &[]).iter().map(|file| std::fs::read(file).expect("readable")).collect();
+        let done = run(&[&"shard", &"-i", &input, &"--ranks", &"2", &"--output-prefix", &taken]);
+        assert!(done.status.code() == Some(1) && stderr(&done).contains("is no shard of the same tensors"), "{}", stderr(&done));
+        let again = shard(with, &taken, 2, &[]);
+        assert!(again.iter().map(|file| std::fs::read(file).expect("readable")).eq(before));
+        again.iter().for_each(|file| std::fs::remove_file(file).expect("it is there"));
     }
     // A folder that is not there.
     let nowhere = folder.path().join("nowhere");
@@ -341,6 +406,18 @@ fn a_failure_leaves_the_files_of_before() {
         stderr(&done)
     );
     assert_eq!(names(folder.path()), listed);
+    // Too few to read the shards that are there: whichever step fails, the error is that one.
+    let many = shard(&input, &folder.path().join("q"), 40, &[]);
+    let refused = (40..50).filter(|most| {
+        let script =
+            format!("ulimit -n {most}; exec {:?} shard --ranks 40 -i in.safetensors --output-prefix q", env!("CARGO_BIN_EXE_oxtile"));
+        let done = std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().expect("a shell");
+        let said = stderr(&done);
+        assert!(done.status.success() || said.contains("40 ranks are as many files at a time: raise `ulimit -n`"), "{most}: {said}");
+        !done.status.success()
+    });
+    assert!((1..10).contains(&refused.count()), "some limits are too low, and not all");
+    many.iter().for_each(|file| std::fs::remove_file(file).expect("it is there"));
     // A name that is taken by a folder: none of the files is replaced.
     std::fs::remove_file(&files[1]).expect("it is there");
     std::fs::create_dir(&files[1]).expect("a writable folder");

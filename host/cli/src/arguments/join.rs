@@ -20,10 +20,10 @@ pub struct Join {
 }
 
 const MORE: &str = "\
-Of format keep the file is the checkpoint of before, byte for byte; of a quantized one it is that of oxtile quantize with the
-same format and direction. Files of which one is missing, twice there, of another model or damaged are refused, with the file
-at fault: data is held against the SHA-256 that its file states. A file of an older version has none, and its data is not
-checked then, which is said.
+Of format keep the file is the checkpoint of before, byte for byte (files of version 1: its tensors and strings); of a quantized
+one it is that of oxtile quantize with the same format and direction. Files of which one is missing, twice there, of another
+model or damaged are refused, with the file at fault: data is held against the SHA-256 that its file states; strings of the
+metadata have none. A file of an older version states none, and its data is not checked then, which is said.
 
 Examples:
   oxtile join --inputs parts/model-*.safetensors --output joined.safetensors";

@@ -35,5 +35,5 @@ impl Digests {
 }
 
 fn damaged(file: &Checkpoint, found: String, expected: &str) -> JoinError {
-    JoinError::Data { file: file.path().into(), found, expected: crate::text::printable(expected).into_owned() }
+    JoinError::Data { file: file.path().into(), found, expected: crate::text::shortened(&crate::text::printable(expected), 64) }
 }

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs::File,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +16,8 @@ use super::{
 };
 use crate::{
     output::{self, Completed},
-    safetensors::{Checkpoint, Runs, TensorSink, TensorSpec, WriteError, Writer, hex},
+    quantize::{Direction, Format, side::Names},
+    safetensors::{Checkpoint, Fault, ReadError, Runs, TensorSink, TensorSpec, WriteError, Writer, hex},
 };
 
 /// A file a rank, each without its name until all are complete.
@@ -41,20 +43,36 @@ pub fn path(prefix: &Path, rank: u32, ranks: u32) -> PathBuf {
 }
 
 /// Whether a file is a shard all of whose tensors are made of these, whatever the format: `NAME_scale` and the like are made of `NAME`.
-fn is_shard_of(path: &Path, inputs: &HashSet<&str>) -> bool {
-    let stated = Checkpoint::open(path).ok().and_then(|file| Stated::read(file.metadata()).ok());
-    fn shorter<'a>(name: &&'a str) -> Option<&'a str> {
-        name.rsplit_once('_').map(|(name, _)| name)
-    }
-    let is_made_of = |name: &String| std::iter::successors(Some(name.as_str()), shorter).any(|name| inputs.contains(name));
-    stated.is_some_and(|stated| stated.tensors.keys().all(is_made_of))
+///
+/// # Errors
+/// If the process may open no more files, so that it is not known.
+fn is_shard_of(path: &Path, inputs: &HashSet<&str>) -> io::Result<bool> {
+    let file = match Checkpoint::open(path) {
+        Err(ReadError { fault: Fault::Io { error, .. }, .. }) if is_too_many(&error) => return Err(error),
+        file => file.ok(),
+    };
+    let Some(Stated { tensors, .. }) = file.and_then(|file| Stated::read(file.metadata()).ok()) else { return Ok(false) };
+    let ends: Vec<Names> = [Format::Mxfp8, Format::Nvfp4]
+        .into_iter()
+        .flat_map(|format| [Direction::Rows, Direction::Columns].map(|direction| Names::of("", format, direction)))
+        .collect();
+    let ends =
+        ends.iter().flat_map(|names| [Some(&names.codes), Some(&names.scales), names.global_scale.as_ref(), Some(&names.amax)]).flatten();
+    let is_made = |name: &String| ends.clone().any(|end| name.strip_suffix(end.as_str()).is_some_and(|name| inputs.contains(name)));
+    // A shard of nothing is made of nothing.
+    Ok(if tensors.is_empty() { inputs.is_empty() } else { tensors.keys().all(is_made) })
+}
+
+/// Whether the process may open no more files.
+fn is_too_many(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EMFILE)
 }
 
 impl ShardFiles {
     /// Begins the files of a layout.
     ///
     /// # Errors
-    /// As [`Writer::create`]; if the process may not open as many files, or a file that is there is no shard of the checkpoint.
+    /// As [`Writer::create`]; if the process may not open as many files, or a file that is there is no shard of the same tensors.
     pub fn create(layout: &Layout<'_>, prefix: &Path, input: &Path) -> Result<Self, ShardError> {
         let ranks = layout.world.get();
         let inputs = layout.inputs();
@@ -62,10 +80,17 @@ impl ShardFiles {
             let (specs, strings) = (layout.specs(rank as usize), layout.strings(rank as usize));
             let path = path(prefix, rank, ranks);
             let writer = Writer::create(&path, &[input], &specs, &strings).map_err(|error| match File::open(input) {
-                Err(also) if also.raw_os_error() == Some(libc::EMFILE) => ShardError::Files { error, ranks },
+                Err(also) if is_too_many(&also) => ShardError::Files { error, ranks },
                 _ => error.into(),
             })?;
-            if path.exists() && !is_shard_of(&path, &inputs) { Err(ShardError::Taken(path)) } else { Ok(writer) }
+            if !path.exists() {
+                return Ok(writer);
+            }
+            match is_shard_of(&path, &inputs) {
+                Ok(true) => Ok(writer),
+                Ok(false) => Err(ShardError::Taken(path)),
+                Err(error) => Err(ShardError::Files { error: WriteError::Io { file: path, action: "open", error }, ranks }),
+            }
         };
         let mut model = Sha256::new();
         let place = |(spec, division): &(TensorSpec, Division)| (spec.name.clone(), Place { cuts: division.cuts(spec.dtype), next: 0 });

@@ -168,6 +168,8 @@ impl Stated {
             Some(text) => json::<String>(JOINED_KEY, text)?,
             None => Vec::new(),
         };
+        let data = if is_old { None } else { Some(get(DATA_KEY)?.clone()) };
+        let header = strings.get(HEADER_KEY).filter(|_| !is_old).cloned();
         let input = strings.iter().filter(|(key, _)| !is_old && !is_own(key)).map(|(key, value)| (key.clone(), value.clone()));
         Ok(Self {
             rank,
@@ -176,9 +178,9 @@ impl Stated {
             directions: directions.transpose()?,
             model: get(MODEL_KEY)?.clone(),
             tensors: tensors.into_iter().map(part).collect::<Result<_, _>>()?,
-            data: strings.get(DATA_KEY).cloned(),
+            data,
             joined: input.chain(stated).collect(),
-            header: strings.get(HEADER_KEY).cloned(),
+            header,
         })
     }
 
@@ -245,7 +247,7 @@ mod tests {
         let strings_of = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<BTreeMap<_, _>>();
         let input = strings_of(&[("k", "v"), ("long", "x"), (HEADER_KEY, "theirs")]);
         let joined = strings_of(&[("k", "other"), ("long", "x"), (HEADER_KEY, "theirs")]);
-        let plain = Stated { directions: None, format: ShardFormat::Keep, data: None, header: None, joined, ..stated() };
+        let plain = Stated { directions: None, format: ShardFormat::Keep, header: None, joined, ..stated() };
         strings.clone_from(&input);
         plain.write(&mut strings);
         assert_eq!(Stated::read(&strings).expect("just written"), plain);
@@ -259,8 +261,9 @@ mod tests {
     fn files_of_the_version_before_are_read() {
         let mut strings = BTreeMap::new();
         stated().write(&mut strings);
+        // That version had neither: these are the input's.
         for key in [DATA_KEY, HEADER_KEY] {
-            strings.remove(key);
+            strings.insert(key.into(), "theirs".into());
         }
         strings.insert(VERSION_KEY.into(), "1".into());
         strings.insert("of the input".into(), "alone".into());
@@ -293,6 +296,7 @@ mod tests {
         assert!(escape.contains("unknown field `\\u{1b}[2J`"), "{escape}");
         assert!(refusal(JOINED_KEY, Some(r#"{"k":"a","k":"b"}"#)).contains("key \"k\" stands there twice"));
         assert!(refusal(TENSORS_KEY, Some("[")).contains("oxtile.shard.tensors"));
+        assert!(refusal(DATA_KEY, None).contains("`oxtile.shard.data` is not what it should be (it is missing): the file is damaged"));
         assert!(refusal(MODEL_KEY, None).contains("`oxtile.shard.model` is not what it should be (it is missing): the file is damaged"));
     }
 }

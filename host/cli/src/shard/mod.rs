@@ -73,9 +73,12 @@ pub enum ShardError {
         /// How many there are.
         ranks: u32,
     },
-    /// A file that would be replaced, and is none of the same checkpoint's.
-    #[error("{}: is there, and is no shard of this checkpoint: choose another --output-prefix, or remove it", path(.0))]
+    /// A file that would be replaced, and is no shard of the same tensors.
+    #[error("{}: is there, and is no shard of the same tensors: choose another --output-prefix, or remove it", path(.0))]
     Taken(PathBuf),
+    /// An option about an embedding that is not there.
+    #[error("--embedding {0}: no weight has the name of an embedding of tokens (a word with `embed`, or `wte`): leave the option out")]
+    NoEmbedding(&'static str),
     /// The index of several files.
     #[error(
         "{}: is the index of {parts} files: shard each of them, with an --output-prefix of its own; --plan reads the index", path(.file)
