@@ -126,7 +126,26 @@ fn the_files_of_an_index_are_planned_as_one_model() {
     std::fs::write(&index, r#"{"weight_map": {"w": "../one.safetensors"}}"#).expect("a writable folder");
     assert!(refused(&planned).contains("`../one.safetensors` is no file of its folder"));
     std::fs::write(&index, "[").expect("a writable folder");
-    assert!(refused(&planned).contains("is not the index of a checkpoint: "));
+    assert!(refused(&planned).contains("is not the index of a checkpoint: it is no JSON object; an index has"));
+    std::fs::write(&index, r#"{"weight_map": {}}"#).expect("a writable folder");
+    assert!(refused(&planned).contains("is not the index of a checkpoint: it names no file; an index has"));
+    // What has no end, or waits for a writer, is not read.
+    std::fs::remove_file(&index).expect("it is there");
+    std::os::unix::fs::symlink("/dev/zero", &index).expect("a link");
+    assert!(refused(&planned).contains("is a device, not a regular file"));
+}
+
+#[test]
+fn what_is_said_of_an_embedding_that_is_not_there_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = folder.path().join("in");
+    let zeros = |name| (name, "BF16", vec![64, 32], vec![0; 64 * 32 * 2]);
+    checkpoint(&input, &[zeros("shared.weight"), zeros("layers.0.w")]);
+    for said in ["tied", "lookup"] {
+        let done = common::run(&[&"shard", &"--plan", &"-i", &input, &"--ranks", &"2", &"--embedding", &said]);
+        let expected = format!("--embedding {said}: no weight has the name of an embedding of tokens");
+        assert!(done.status.code() == Some(1) && common::stderr(&done).contains(&expected), "{}", common::stderr(&done));
+    }
 }
 
 #[test]

@@ -39,6 +39,9 @@ impl Index {
         let wrong = |reason: String| fault(Fault::Index(reason));
         let (map, folder) = (json.weight_map.0, path.parent().unwrap_or(Path::new("")));
         let names: BTreeSet<&str> = map.iter().map(|(_, file)| file.as_str()).collect();
+        if names.is_empty() {
+            return Err(wrong("it names no file".to_owned()));
+        }
         if let Some(name) = names.iter().find(|name| Path::new(name).file_name() != Some(OsStr::new(name))) {
             return Err(wrong(format!("`{}` is no file of its folder", printable(name))));
         }
@@ -58,11 +61,18 @@ impl Index {
     }
 
     fn read(path: &Path) -> Result<Json, Fault> {
-        let bytes = std::fs::metadata(path).map_err(|error| Fault::Io { action: "open", error })?.len();
+        let metadata = std::fs::metadata(path).map_err(|error| Fault::Io { action: "open", error })?;
+        if let Some(kind) = super::kind_if_not_file(metadata.file_type()) {
+            return Err(Fault::NotAFile(kind));
+        }
+        let bytes = metadata.len();
         if bytes > MOST_BYTES {
             return Err(Fault::Index(format!("it has {bytes} bytes, and no index has more than {MOST_BYTES}")));
         }
         let text = std::fs::read(path).map_err(|error| Fault::Io { action: "read", error })?;
+        if text.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Fault::Index("it is no JSON object".to_owned()));
+        }
         serde_json::from_slice(&text).map_err(|error| Fault::Index(printable(&error.to_string()).into_owned()))
     }
 

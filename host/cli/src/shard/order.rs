@@ -1,5 +1,7 @@
 //! The order in which a model uses its weights, by their names.
 
+use std::cmp::Reverse;
+
 /// A weight's place in the model, as its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
@@ -42,14 +44,16 @@ pub struct Order {
     pub has_layers: bool,
     /// Weights of forward passes alone.
     pub lookups: Vec<usize>,
-    /// The embedding that is the head too.
+    /// The embedding of tokens: of several the one with most rows.
+    pub tokens: Option<usize>,
+    /// The same, if it is the head too.
     pub tied: Option<usize>,
 }
 
 impl Order {
     /// By the number of their layer. Of those without one embeddings come first, the head comes last, and the others stay before the layers or after them, as in the file. An embedding of tokens is `embedding`; where
-    /// that is not said, it is the head too if there is none beside it.
-    pub fn new(names: &[&str], embedding: Option<Embedding>) -> Self {
+    /// that is not said, it is the head too if there is none beside it. `rows` are those of the weights, which tell it from other embeddings.
+    pub fn new(names: &[&str], rows: &[u64], embedding: Option<Embedding>) -> Self {
         let first = names.iter().position(|name| layer(name).is_some());
         let place = |number: usize| match (layer(names[number]), first) {
             (Some(layer), _) => Place::Layer(layer),
@@ -65,21 +69,25 @@ impl Order {
         }
         let has_head = names.iter().any(|name| is_head(name));
         let is_tied = embedding.map_or(first.is_some() && !has_head, |embedding| embedding == Embedding::Tied);
-        let tied = forward.iter().copied().find(|number| is_tied && is_of_tokens(names[*number]));
+        let tokens = forward.iter().copied().filter(|number| is_of_tokens(names[*number])).min_by_key(|number| Reverse(rows[*number]));
+        let tied = tokens.filter(|_| is_tied);
         let lookups = forward.iter().copied().filter(|number| Some(*number) != tied && is_embedding(names[*number])).collect();
         forward.extend(tied);
-        Self { forward, has_layers: first.is_some(), lookups, tied }
+        Self { forward, has_layers: first.is_some(), lookups, tokens, tied }
     }
 }
+
+/// What gives logits, by a word of its name; so does a word that ends with `head`.
+const HEADS: [&str; 5] = ["output", "output_layer", "embed_out", "score", "classifier"];
 
 /// The first number between dots of a name.
 fn layer(name: &str) -> Option<u64> {
     name.split('.').find_map(|word| word.parse().ok())
 }
 
-/// `lm_head`, `output`, `embed_out`: what gives logits.
+/// `lm_head`, or one of [`HEADS`].
 fn is_head(name: &str) -> bool {
-    layer(name).is_none() && name.split('.').any(|word| word.ends_with("head") || word == "output" || word == "embed_out")
+    layer(name).is_none() && name.split('.').any(|word| word.ends_with("head") || HEADS.contains(&word))
 }
 
 /// `embed_tokens`, `wte`, `tok_embeddings`, `wpe`, ...: what rows are looked up in.
@@ -97,7 +105,7 @@ mod tests {
     use super::*;
 
     fn order<'a>(names: &[&'a str], embedding: Option<Embedding>) -> (Vec<&'a str>, Vec<&'a str>, Option<&'a str>) {
-        let order = Order::new(names, embedding);
+        let order = Order::new(names, &vec![1; names.len()], embedding);
         let named = |numbers: &[usize]| numbers.iter().map(|number| names[*number]).collect();
         (named(&order.forward), named(&order.lookups), order.tied.map(|number| names[number]))
     }
@@ -106,9 +114,9 @@ mod tests {
     fn layers_are_counted_as_numbers() {
         let names = ["embed", "h.10.a", "h.2.b", "head", "h.2.a", "norm.w"];
         assert_eq!(order(&names, None), (vec!["embed", "h.2.b", "h.2.a", "h.10.a", "norm.w", "head"], vec!["embed"], None));
-        let file = Order::new(&["b", "a"], None);
+        let file = Order::new(&["b", "a"], &[1, 1], None);
         assert_eq!((file.forward, file.has_layers, file.tied), (vec![0, 1], false, None));
-        assert!(Order::new(&[], None).forward.is_empty());
+        assert!(Order::new(&[], &[], None).forward.is_empty());
     }
 
     /// Files of the safetensors library are sorted by name: `lm_head` stands first.
@@ -117,7 +125,13 @@ mod tests {
         let names = ["lm_head.weight", "model.embed_tokens.weight", "model.layers.0.q.weight", "model.layers.1.q.weight"];
         let [head, embedding, first, second] = names;
         assert_eq!(order(&names, None), (vec![embedding, first, second, head], vec![embedding], None));
-        for (embedding, head) in [("tok_embeddings.weight", "output.weight"), ("transformer.wte.weight", "lm_head.weight")] {
+        for (embedding, head) in [
+            ("tok_embeddings.weight", "output.weight"),
+            ("transformer.wte.weight", "lm_head.weight"),
+            ("embedding.word_embeddings.weight", "output_layer.weight"),
+            ("embed.weight", "score.weight"),
+            ("embed.weight", "classifier.weight"),
+        ] {
             let names = [embedding, "layers.0.wq.weight", "layers.0.output.dense.weight", head];
             assert_eq!(order(&names, None), (names.to_vec(), vec![embedding], None));
         }
@@ -136,5 +150,15 @@ mod tests {
         assert_eq!(lookup, (names.to_vec(), vec!["wpe.weight", "wte.weight"], None));
         let names = ["lm_head.weight", "embed_tokens.weight", "h.0.w"];
         assert_eq!(order(&names, Some(Embedding::Tied)).0, ["embed_tokens.weight", "h.0.w", "lm_head.weight", "embed_tokens.weight"]);
+    }
+    #[test]
+    fn the_embedding_of_tokens_has_most_rows() {
+        let names = ["audio.embed.proj", "language.embed_tokens", "vision.patch_embed", "layers.0.w"];
+        let of_rows = |rows: [u64; 4], embedding| Order::new(&names, &rows, embedding);
+        let tied = of_rows([64, 1000, 64, 64], None);
+        assert_eq!((tied.tokens, tied.tied, tied.lookups), (Some(1), Some(1), vec![0, 2]));
+        let lookup = of_rows([64, 64, 1000, 64], Some(Embedding::Lookup));
+        assert_eq!((lookup.tokens, lookup.tied, lookup.lookups), (Some(2), None, vec![0, 1, 2]));
+        assert_eq!(Order::new(&["shared", "wpe", "layers.0.w"], &[9, 9, 9], Some(Embedding::Tied)).tokens, None);
     }
 }

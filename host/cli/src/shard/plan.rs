@@ -148,11 +148,15 @@ impl Gathers {
     /// Plans for the weights of all files of a checkpoint.
     ///
     /// # Errors
-    /// As [`Footprint::of`].
+    /// As [`Footprint::of`]; if the request says what the embedding of tokens is, and no name is that of one.
     pub fn new(files: &[Checkpoint], request: &arguments::Shard) -> std::result::Result<Self, ShardError> {
         let weights: Vec<(Weight, Dtype)> = files.iter().flat_map(weights).collect();
         let names: Vec<_> = weights.iter().map(|(weight, _)| weight.name.as_str()).collect();
-        let order = Order::new(&names, request.embedding);
+        let rows: Vec<u64> = weights.iter().map(|(weight, _)| weight.rows).collect();
+        let order = Order::new(&names, &rows, request.embedding);
+        if let Some(embedding) = request.embedding.filter(|_| order.tokens.is_none()) {
+            return Err(ShardError::NoEmbedding(embedding.name()));
+        }
         let sets = sets(&weights, &order, request.format);
         let team = Team::all(request.world);
         let member = |index| Rank::new(index, request.world).and_then(|rank| team.member(rank)).expect("a rank of the world");
