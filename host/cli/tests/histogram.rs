@@ -125,7 +125,7 @@ fn what_cannot_be_drawn_is_refused_and_leaves_nothing() {
         (&[&input, &"--histogram", &picture, &"--tensor", &"empty"], "has no tensor `empty`"),
         (&[&empty, &"--histogram", &picture], "has no tensor with elements"),
         (&[&input, &"--histogram", &picture, &"--tensor", &"matrix", &"--against", &other], "tensor `matrix` is [2x64], but [4x32] in"),
-        (&[&input, &"--histogram", &missing_folder], "No such file or directory"),
+        (&[&input, &"--histogram", &missing_folder], "there is no folder"),
         (&[&input, &"--histogram", &folder.path()], "is a directory"),
         (&[&input, &"--histogram", &input], "is the input file itself"),
         (&[&input, &"--histogram", &other, &"--against", &other, &"--tensor", &"matrix"], "is the input file itself"),

@@ -2,7 +2,7 @@
 //!
 //! [`shards`] holds the files against one another before anything is written: by what their [`metadata`](crate::shard::metadata) states and
 //! by their headers. Then the parts of each tensor are copied to their places, window by window, and
-//! [`digests`] holds what was read against what each file states.
+//! `digests` holds what was read against what each file states.
 
 mod digests;
 mod report;

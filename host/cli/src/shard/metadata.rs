@@ -68,7 +68,7 @@ pub struct Stated {
     pub data: Option<String>,
     /// The free-form strings of the joined file.
     pub joined: BTreeMap<String, String>,
-    /// The [frame](crate::safetensors::frame) of the joined file's header, in the file of rank 0, where it is not the one that this program would write.
+    /// The frame (`safetensors::frame`) of the joined file's header, in the file of rank 0, where it is not the one that this program would write.
     pub header: Option<String>,
 }
 
