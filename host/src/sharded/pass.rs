@@ -86,6 +86,16 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         Ok(true)
     }
 
+    /// Where nothing is left to pull into the slot of the weight before, pulls of the next pass come after what uses that weight until now, and not after the rest of this pass: the first of
+    /// them runs beside the last product.
+    fn free_slot_before(&self, position: &Position<F>) -> Result<()> {
+        let before = self.taken.checked_sub(1).map(|before| self.positions()[before].slot);
+        match before.filter(|slot| *slot != position.slot) {
+            Some(slot) => note(&self.chain.pulls, &[write_access(&self.chain.slots[slot])]),
+            None => Ok(()),
+        }
+    }
+
     /// Lends the next weight to work on `compute`, which starts when it is there and this rank's own rows are copied, on `compute` too, and pulls the one that is [`distance`](super::ChainConfig::distance) further.
     /// The weight before must be given up first: the borrow sees to that, and what was enqueued with it before is waited for by the pull that overwrites it. Does not wait on the host.
     ///
@@ -107,7 +117,12 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
             });
         }
         // The next ones first: their slots are free after what `compute` holds now.
-        while self.pulled.len() <= self.distance() && self.pull()? {}
+        while self.pulled.len() <= self.distance() {
+            if !self.pull()? {
+                self.free_slot_before(position)?;
+                break;
+            }
+        }
         let event = self.pulled.front().expect("it was pulled, or that failed");
         let (planes, slot) = (&self.set.planes, &self.chain.slots[position.slot]);
         if position.lanes.has_own() {

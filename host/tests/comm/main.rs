@@ -112,6 +112,7 @@ mod sharded_footprint;
 mod sharded_gradients;
 mod sharded_graphs;
 mod sharded_layer;
+mod sharded_overlap;
 mod sharded_protocol;
 mod sharded_ranks;
 mod sharded_replays;

@@ -42,6 +42,8 @@ pub enum By {
     Pass(Ahead),
     /// The time for which the products of a pass wait: for the first weight alone, or for all others.
     Waits(Ahead, Waited),
+    /// The time of copies as long as this rank's own rows of all weights but the first, each after the product before: what waits have in them.
+    OwnRows,
     /// The host's time of the pulls, until all of them are enqueued.
     Issue,
     /// NCCL's all-gathers alone.
@@ -135,6 +137,7 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
         side("for the first weight", By::Waits(Ahead::One, Waited::First)),
         side("for all others", By::Waits(Ahead::One, Waited::Others)),
         side("for all others, 2 ahead", By::Waits(Ahead::Two, Waited::Others)),
+        side("copies of own rows alone", By::OwnRows),
     ];
     let waits =
         Comparison { fewer: 3, ..Comparison::of(FAMILY, &format!("waits of a forward pass, {name}"), shape.clone(), waits, &[DEVICE]) };
