@@ -96,6 +96,9 @@ pub const FAMILY: &str = "sharded";
 /// Bytes of a shard whose gathers are compared with NCCL's: mebibytes.
 const SHARDS: [(u64, &str); 3] = [(64, "64 MiB a rank"), (256, "256 MiB a rank"), (1024, "1 GiB a rank")];
 
+/// Passes that are enqueued one after another, to time the host: after the first few calls, which find its caches cold. The device's queues have room for them.
+const PASSES: u64 = 4;
+
 const PRODUCTS: &str = "products alone";
 const PULLS: &str = "pulls alone";
 const SCATTERS: &str = "scatters alone";
@@ -113,8 +116,8 @@ pub fn comparisons(world: u32, size: Size) -> Vec<Comparison> {
 /// A pass, its waits and the host's time of its pulls.
 fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
     let layers = Layers { format, ..size.pick(Layers::LLAMA, Layers::TINY) };
-    let calls = 1;
-    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls } };
+    let of = |label, by, calls| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls } };
+    let side = |label, by| of(label, by, 1);
     let mut sides = vec![
         side("pass", By::Pass(Ahead::One)),
         side("pass, 2 ahead", By::Pass(Ahead::Two)),
@@ -141,14 +144,14 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
     ];
     let waits =
         Comparison { fewer: 3, ..Comparison::of(FAMILY, &format!("waits of a forward pass, {name}"), shape.clone(), waits, &[DEVICE]) };
-    let issue = Comparison::of(FAMILY, &format!("host time of a pull, {name}"), shape, vec![side("pulls", By::Issue)], &[HOST]);
-    [pass, waits, Comparison { calls: calls * layers.places() as u64, ..issue }]
+    let issue = Comparison::of(FAMILY, &format!("host time of a pull, {name}"), shape, vec![of("pulls", By::Issue, PASSES)], &[HOST]);
+    [pass, waits, Comparison { calls: PASSES * layers.places() as u64, ..issue }]
 }
 
 /// Gathers of shards of one size.
 fn gathers(world: u32, mebibytes: u64, text: &str) -> Comparison {
     let layers = Layers::of_shards(world, mebibytes << 20);
-    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: (512 / mebibytes).max(1) } };
+    let side = |label, by| Side { label, request: Request { work: Work::Weights(by, layers), bytes: 0, calls: 2048 / mebibytes } };
     let sides = vec![side("pulls", By::Pulls), side("pulls, two streams", By::PullsByTwo), side("NCCL", By::Nccl)];
     let comparison = Comparison::of(FAMILY, "pulls of weights", text.to_owned(), sides, &[DEVICE]);
     let places = layers.places() as u64;
