@@ -5,7 +5,11 @@ use std::sync::OnceLock;
 use crate::comm::Rank;
 use crate::runtime::backend::Copy;
 use crate::runtime::{Buffer, Result, Stream};
-use crate::symmetric::{Pitched, Rows, SymmetricBuffer};
+use crate::symmetric::{Calls, Pitched, Rows, SymmetricBuffer};
+
+/// Fewer copies than these within a device take the host less time by a call each than by one call for all: two H200s, four runs of each, codes and scales
+/// (`benches/results/tuning/sharded_host_time_two_h200.json`). Copies between devices take it more.
+const FEW: usize = 4;
 
 /// How many streams carry what a pull gets from other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,10 +59,11 @@ impl Lanes {
     /// Enqueues the copies from other ranks into a slot, after the work of the first stream so far; its later work comes after all of them.
     pub fn pull(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, [pulls, second]: [&Stream; 2]) -> Result<()> {
         if self.second.pieces.is_empty() {
-            return self.others.enqueue(planes, slot, pulls);
+            return self.others.enqueue(planes, slot, pulls, Calls::Batch);
         }
         second.follow(pulls)?;
-        let copied = self.second.enqueue(planes, slot, second).and_then(|()| self.others.enqueue(planes, slot, pulls));
+        let copied =
+            self.second.enqueue(planes, slot, second, Calls::Batch).and_then(|()| self.others.enqueue(planes, slot, pulls, Calls::Batch));
         // Also where a copy failed: what uses the slot next comes after those that were enqueued.
         pulls.follow(second)?;
         copied
@@ -66,15 +71,16 @@ impl Lanes {
 
     /// Enqueues the copies of this rank's own rows.
     pub fn copy_own(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, compute: &Stream) -> Result<()> {
-        self.own.enqueue(planes, slot, compute)
+        let calls = if self.own.pieces.len() < FEW { Calls::Each } else { Calls::Batch };
+        self.own.enqueue(planes, slot, compute, calls)
     }
 }
 
 impl Lane {
-    fn enqueue(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, stream: &Stream) -> Result<()> {
+    fn enqueue(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, stream: &Stream, calls: Calls) -> Result<()> {
         match self.copies(planes, slot)? {
             [] => Ok(()),
-            copies => planes.enqueue_noted(stream, copies),
+            copies => planes.enqueue_noted(stream, copies, calls),
         }
     }
 

@@ -186,7 +186,7 @@ impl<T: Pod> SymmetricBuffer<T> {
     pub(crate) fn get_rows_each(&self, stream: &Stream, pieces: &[(Rank, Rows)], target: DeviceViewMut<'_, T>) -> Result<()> {
         let target = target.access("target");
         let copies = self.copies_into(pieces, [target.address, target.bytes / size_of::<T>() as u64], Location::caller())?;
-        self.enqueue_copies(stream, "SymmetricBuffer::get_rows_each", &[target], &copies)
+        self.enqueue_copies(stream, "SymmetricBuffer::get_rows_each", &[target], &copies, Calls::Batch)
     }
 
     /// The copies of rows of several ranks to places of a buffer, which may be enqueued any number of times ([`enqueue_noted`](Self::enqueue_noted)).
@@ -197,8 +197,8 @@ impl<T: Pod> SymmetricBuffer<T> {
 
     /// Enqueues copies to a buffer of whose use the runtime is not told: the caller has noted it, on this stream or on another one that events order this one after, and before its
     /// later work.
-    pub(crate) fn enqueue_noted(&self, stream: &Stream, copies: &[Copy]) -> Result<()> {
-        self.enqueue_copies(stream, "SymmetricBuffer::enqueue_noted", &[], copies)
+    pub(crate) fn enqueue_noted(&self, stream: &Stream, copies: &[Copy], calls: Calls) -> Result<()> {
+        self.enqueue_copies(stream, "SymmetricBuffer::enqueue_noted", &[], copies, calls)
     }
 
     fn copies_into(&self, pieces: &[(Rank, Rows)], [target, len]: [u64; 2], caller: Caller) -> Result<Vec<Copy>> {
@@ -221,21 +221,30 @@ impl<T: Pod> SymmetricBuffer<T> {
         let copy = |rows: Rows| rows.copy(WHAT, size, [source.address, peer], [len, self.len()], caller);
         let some = rows.iter().filter(|rows| rows.count > 0 && rows.width > 0);
         let copies = some.flat_map(|rows| rows.pieces(size)).map(copy).collect::<Result<Vec<_>>>()?;
-        self.enqueue_copies(stream, WHAT, &[source], &copies)
+        self.enqueue_copies(stream, WHAT, &[source], &copies, Calls::Batch)
     }
 
     /// Enqueues copies between buffers of other ranks and a view of this rank's.
-    fn enqueue_copies(&self, stream: &Stream, what: &'static str, views: &[BufferAccess<'_>], copies: &[Copy]) -> Result<()> {
+    fn enqueue_copies(&self, stream: &Stream, what: &'static str, views: &[BufferAccess<'_>], copies: &[Copy], calls: Calls) -> Result<()> {
         self.arena.0.check()?;
         self.arena.0.use_on(stream)?;
         enqueue(stream, what, views, |id| {
             let backend = &stream.0.runtime.backend;
-            match copies.len() > 1 && stream.0.takes_batches() {
+            match calls == Calls::Batch && copies.len() > 1 && stream.0.takes_batches() {
                 true => backend.copies(id, copies),
                 false => copies.iter().try_for_each(|copy| backend.copy(id, *copy)),
             }
         })
     }
+}
+
+/// How copies are enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Calls {
+    /// By a call of the driver each.
+    Each,
+    /// By one call, where that can be.
+    Batch,
 }
 
 /// A rank's instance of a symmetric buffer. It has no address that a program could use: bytes come and go by [`get`](Self::get) and

@@ -22,9 +22,9 @@ pub(super) struct Order {
     names: Vec<String>,
     own: Buffer<u32>,
     all: Buffer<u32>,
-    /// What this rank tells; and what all have told. Taken before the first step: the driver's allocations may wait for streams that wait for other ranks.
-    told_by_host: PinnedBuffer<u32>,
-    host: PinnedBuffer<u32>,
+    /// The same in page-locked memory, taken before the first step: the driver's allocations may wait for streams that wait for other ranks.
+    own_on_host: PinnedBuffer<u32>,
+    all_on_host: PinnedBuffer<u32>,
     all_gather: AllGather,
     /// When all orders are there; none before they are told, and once they are compared.
     told: Option<Event>,
@@ -39,8 +39,8 @@ impl Order {
             names: weights.iter().map(|weight| weight.name.clone()).collect(),
             own: Buffer::named(stream, "order of gradients", len)?,
             all: Buffer::named(stream, "orders of gradients", len * u64::from(world.get()))?,
-            told_by_host: PinnedBuffer::zeros(stream, weights.len())?,
-            host: PinnedBuffer::zeros(stream, weights.len() * world.get() as usize)?,
+            own_on_host: PinnedBuffer::zeros(stream, weights.len())?,
+            all_on_host: PinnedBuffer::zeros(stream, weights.len() * world.get() as usize)?,
             all_gather: Box::new(move |stream, own, all| comm.all_gather(stream, own, all)),
             told: None,
         })
@@ -56,12 +56,12 @@ impl Order {
         if stream.is_capturing() {
             return Ok(false);
         }
-        let numbers = self.told_by_host.as_mut_slice()?;
+        let numbers = self.own_on_host.as_mut_slice()?;
         numbers.fill(NONE);
         numbers.iter_mut().zip(order).for_each(|(number, weight)| *number = *weight as u32);
-        self.own.copy_from_pinned(stream, &self.told_by_host)?;
+        self.own.copy_from_pinned(stream, &self.own_on_host)?;
         (self.all_gather)(stream, self.own.view(), lend(&self.all))?;
-        self.all.copy_to_pinned(stream, &mut self.host)?;
+        self.all.copy_to_pinned(stream, &mut self.all_on_host)?;
         self.told = Some(stream.record()?);
         Ok(true)
     }
@@ -76,8 +76,8 @@ impl Order {
         }
         self.told = None;
         // The event is after the copy, and the stream may hold more, which waits for other ranks.
-        self.host.forget_uses();
-        let orders: Vec<_> = self.host.as_slice()?.chunks(self.names.len().max(1)).collect();
+        self.all_on_host.forget_uses();
+        let orders: Vec<_> = self.all_on_host.as_slice()?.chunks(self.names.len().max(1)).collect();
         let own = orders[self.rank.index() as usize];
         let Some((other, order)) = self.world.ranks().zip(&orders).find(|(_, order)| **order != own) else { return Ok(()) };
         let words = |order: &[u32]| {
