@@ -127,6 +127,9 @@ fn the_files_of_an_index_are_planned_as_one_model() {
     assert!(refused(&planned).contains("`../one.safetensors` is no file of its folder"));
     std::fs::write(&index, "[").expect("a writable folder");
     assert!(refused(&planned).contains("is not the index of a checkpoint: it is no JSON object; an index has"));
+    // All of it is a hole: nothing is written.
+    std::fs::File::create(&index).and_then(|file| file.set_len(100_000_001)).expect("a writable folder");
+    assert!(refused(&planned).contains("it has more than 100000000 bytes, and no index has; an index has"));
     std::fs::write(&index, r#"{"weight_map": {}}"#).expect("a writable folder");
     assert!(refused(&planned).contains("is not the index of a checkpoint: it names no file; an index has"));
     // What has no end, or waits for a writer, is not read.

@@ -158,11 +158,6 @@ impl<F: WeightFormat> Chain<F, Captured> {
         }
         Self::make(stream, set, config)
     }
-
-    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
-    pub fn pulls(&self) -> &Stream {
-        &self.pulls
-    }
 }
 
 impl<F: WeightFormat, M: Mode> Chain<F, M> {
@@ -183,6 +178,12 @@ impl<F: WeightFormat, M: Mode> Chain<F, M> {
         let pulls = device.urgent_stream()?;
         let second = (config.streams == PullStreams::Two).then(|| device.urgent_stream()).transpose()?;
         Ok(Self { set: set.id, passes, slots, pulls, second, plan, mode: PhantomData })
+    }
+
+    /// The stream that carries the pulls. Name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation. An event that is recorded on it after a
+    /// [`take`](super::Pass::take) is at the end of the last pull so far.
+    pub fn pulls(&self) -> &Stream {
+        &self.pulls
     }
 
     /// The graph that is captured, of which the stream of pulls is part, or none.

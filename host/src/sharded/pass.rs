@@ -86,14 +86,11 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         Ok(true)
     }
 
-    /// Where nothing is left to pull into the slot of the weight before, pulls of the next pass come after what uses that weight until now, and not after the rest of this pass: the first of
-    /// them runs beside the last product.
-    fn free_slot_before(&self, position: &Position<F>) -> Result<()> {
-        let before = self.taken.checked_sub(1).map(|before| self.positions()[before].slot);
-        match before.filter(|slot| *slot != position.slot) {
-            Some(slot) => note(&self.chain.pulls, &[write_access(&self.chain.slots[slot])]),
-            None => Ok(()),
-        }
+    /// Nothing is left to pull into the slot of the weight before: notes that the stream of pulls has it from now on. The first pull of the next pass then waits for what was enqueued with that
+    /// weight, not for the rest of this pass, where it goes to that slot.
+    fn free_slot_before(&self) -> Result<()> {
+        let Some(before) = self.taken.checked_sub(1) else { return Ok(()) };
+        note(&self.chain.pulls, &[write_access(&self.chain.slots[self.positions()[before].slot])])
     }
 
     /// Lends the next weight to work on `compute`, which starts when it is there and this rank's own rows are copied, on `compute` too, and pulls the one that is [`distance`](super::ChainConfig::distance) further.
@@ -119,7 +116,7 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         // The next ones first: their slots are free after what `compute` holds now.
         while self.pulled.len() <= self.distance() {
             if !self.pull()? {
-                self.free_slot_before(position)?;
+                self.free_slot_before()?;
                 break;
             }
         }

@@ -7,9 +7,9 @@ use crate::runtime::backend::Copy;
 use crate::runtime::{Buffer, Result, Stream};
 use crate::symmetric::{Calls, Pitched, Rows, SymmetricBuffer};
 
-/// Fewer copies than these within a device take the host less time by a call each than by one call for all: two H200s, four runs of each, codes and scales
-/// (`benches/results/tuning/sharded_host_time_two_h200.json`). Copies between devices take it more.
-const FEW: usize = 4;
+/// Fewer copies than these within a device are a call of the driver each, and more are one call for all. Two take the host less time so, by the medians of a few runs on two H200s
+/// (`benches/results/tuning/sharded_host_time_two_h200.json`); copies between devices take it more.
+const FEW: usize = 3;
 
 /// How many streams carry what a pull gets from other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Lanes {
 
     /// Enqueues the copies of this rank's own rows.
     pub fn copy_own(&self, planes: &SymmetricBuffer<u8>, slot: &Buffer<u8>, compute: &Stream) -> Result<()> {
-        let calls = if self.own.pieces.len() < FEW { Calls::Each } else { Calls::Batch };
+        let calls = if self.own.copies(planes, slot)?.len() < FEW { Calls::Each } else { Calls::Batch };
         self.own.enqueue(planes, slot, compute, calls)
     }
 }

@@ -133,7 +133,8 @@ fn two_chains_at_once_are_silent() {
     }
 }
 
-/// What reads a weight on another stream than that of its `take` comes after its pull and after the copy of the own rows, and before the pull that overwrites it.
+/// What reads a weight, on the stream of its `take` or on another one, comes after its pull and after the copy of the own rows, and before the pull that overwrites it: in passes one after
+/// another, for which no host waits.
 #[test]
 fn another_stream_may_read_a_weight() {
     let weights = weights();
@@ -145,17 +146,20 @@ fn another_stream_may_read_a_weight() {
         }
         let mut found = Vec::new();
         for (holder, stream) in holders.iter().zip(&world.streams) {
-            let mut made = chain(holder, stream, |config| config).unwrap();
-            let other = stream.device().stream().unwrap();
+            let mut made = chain(holder, stream, |config| ChainConfig { distance: 1 + seed as u32 % 2, ..config }).unwrap();
+            let readers = [stream.clone(), stream.device().stream().unwrap()];
             let published = Published::of(&holder.set).unwrap();
-            let mut pass = published.forward(&mut made).unwrap();
-            while let Some(id) = pass.next_weight() {
-                let gathered = pass.take(id, stream).unwrap();
-                let mut output = Buffer::zeros(&other, weights[id.index()].rows * weights[id.index()].columns).unwrap();
-                Bf16::read(&back, &other, gathered.tensor(), &mut output).unwrap();
-                found.push((id, output, other.clone()));
+            for is_backward in [false, false, true, true, false] {
+                let mut pass = if is_backward { published.backward(&mut made) } else { published.forward(&mut made) }.unwrap();
+                while let Some(id) = pass.next_weight() {
+                    let gathered = pass.take(id, stream).unwrap();
+                    let reader = &readers[found.len() % 2];
+                    let mut output = Buffer::uninitialised(reader, weights[id.index()].rows * weights[id.index()].columns).unwrap();
+                    Bf16::read(&back, reader, gathered.tensor(), &mut output).unwrap();
+                    found.push((id, output, reader.clone()));
+                }
+                pass.finish().unwrap();
             }
-            pass.finish().unwrap();
         }
         for (id, output, stream) in found {
             let exact = values(0, id.index(), 0, [weights[id.index()].rows, weights[id.index()].columns]);

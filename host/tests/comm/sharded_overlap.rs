@@ -46,6 +46,9 @@ fn copies(seed: u64) -> [Copies; 2] {
         let is_copy = |span: &&Span| span.rank == rank && span.activity == Activity::Copy;
         let (gets, own): (Vec<_>, Vec<_>) = spans.iter().filter(is_copy).cloned().partition(|span| span.name.starts_with("get from"));
         assert_eq!([gets.len(), own.len()], [2 * WEIGHTS; 2], "seed {seed}, rank {rank}: a get and a copy of own rows for each weight");
+        // Two slots in turn, and the copy is the last that writes to a slot before the next get.
+        let is_kept = |(get, own): (&Span, &Span)| get.start >= own.end;
+        assert!(gets[2..].iter().zip(&own).all(is_kept), "seed {seed}, rank {rank}: a get into a slot comes after the copy into it");
         Copies { gets, own }
     })
 }

@@ -21,15 +21,6 @@ impl Format {
             Self::Nvfp4 => "nvfp4",
         }
     }
-
-    /// Bytes of elements with their scales.
-    fn bytes(self, elements: u64) -> u64 {
-        match self {
-            Self::Bf16 => 2 * elements,
-            Self::Mxfp8 => elements + elements / 32,
-            Self::Nvfp4 => elements / 2 + elements / 16,
-        }
-    }
 }
 
 /// Which layers, each of four weights.
@@ -94,13 +85,12 @@ impl Layers {
 
     /// Bytes of the whole weights, in one direction.
     pub fn bytes(self) -> u64 {
-        self.format.bytes(self.elements())
-    }
-
-    /// Bytes of a rank's own rows of the weight at a place, in one direction.
-    pub fn own_bytes(self, at: usize, world: u32) -> u64 {
-        let [rows, columns] = self.shape(at);
-        self.format.bytes(rows * columns / u64::from(world))
+        let elements = self.elements();
+        match self.format {
+            Format::Bf16 => 2 * elements,
+            Format::Mxfp8 => elements + elements / 32,
+            Format::Nvfp4 => elements / 2 + elements / 16,
+        }
     }
 
     pub fn flops(self) -> u64 {

@@ -40,10 +40,8 @@ pub enum By {
     Products,
     /// A pass: products of pulled weights.
     Pass(Ahead),
-    /// The time for which the products of a pass wait: for the first weight alone, or for all others.
+    /// The time for which the products of a pass wait for pulls: of the first weight alone, or of all others. A wait is from the end of the product before to the end of the pull, or nothing.
     Waits(Ahead, Waited),
-    /// The time of copies as long as this rank's own rows of all weights but the first, each after the product before: what waits have in them.
-    OwnRows,
     /// The host's time of the pulls, until all of them are enqueued.
     Issue,
     /// NCCL's all-gathers alone.
@@ -140,7 +138,6 @@ fn of_format(world: u32, size: Size, format: Format) -> [Comparison; 3] {
         side("for the first weight", By::Waits(Ahead::One, Waited::First)),
         side("for all others", By::Waits(Ahead::One, Waited::Others)),
         side("for all others, 2 ahead", By::Waits(Ahead::Two, Waited::Others)),
-        side("copies of own rows alone", By::OwnRows),
     ];
     let waits =
         Comparison { fewer: 3, ..Comparison::of(FAMILY, &format!("waits of a forward pass, {name}"), shape.clone(), waits, &[DEVICE]) };

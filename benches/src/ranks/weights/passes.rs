@@ -33,8 +33,6 @@ pub struct Passes {
     input: Buffer<bf16>,
     resident: Buffer<bf16>,
     output: Buffer<bf16>,
-    /// As long as the own rows of each of a layer's weights, with where to copy them.
-    own: Vec<[Buffer<bf16>; 2]>,
     in_place: Option<InPlace>,
     pattern: Vec<Half>,
     arena: Arena,
@@ -56,17 +54,11 @@ impl Passes {
         let (gemms, input) =
             (layers.shapes.iter().map(product).collect::<oxtile::Result<_>>()?, filled(layers.tokens * layers.most(|[_, k]| k))?);
         let (resident, output) = (filled(layers.largest())?, Buffer::uninitialised(&compute, layers.tokens * layers.most(|[n, _]| n))?);
-        let own = |at| {
-            let len = layers.own_bytes(at, rank.world().get()) / 2;
-            Ok([filled(len)?, Buffer::uninitialised(&compute, len)?])
-        };
-        let own = (0..layers.shapes.len()).map(own).collect::<oxtile::Result<_>>()?;
         // Last: from the first publish on streams wait for other ranks.
         let shards = shards::published(&compute, &arena, &member, layers, &pattern)?;
         let [taken, planned] = shards.slots();
         ensure!(taken == planned, "the slots took {taken} bytes, {planned} were planned");
-        let runtime = runtime.clone();
-        Ok(Self { runtime, compute, gathers, layers, shards, gemms, input, resident, output, own, in_place, pattern, arena })
+        Ok(Self { runtime: runtime.clone(), compute, gathers, layers, shards, gemms, input, resident, output, in_place, pattern, arena })
     }
 
     /// Whether it is of these layers.
@@ -81,14 +73,14 @@ impl Passes {
 
     /// Times passes, after one that is not timed. Products are bound before.
     pub fn round(&mut self, by: By, calls: u64, comm: Option<&NcclCommunicator>, gate: &Gate) -> Result<Times> {
-        let Self { compute, gathers, layers, shards, gemms, input, resident, output, own, in_place, arena, .. } = self;
+        let Self { compute, gathers, layers, shards, gemms, input, resident, output, in_place, arena, .. } = self;
         let settle = || -> Result<()> {
             arena.ticket(compute)?.wait()?;
             comm.map_or(Ok(()), |comm| Ok(comm.synchronize(gathers)?))
         };
         let (ahead, has_products) = match by {
             By::Pass(ahead) | By::Waits(ahead, _) => (ahead, true),
-            By::Products | By::OwnRows | By::NcclPass => (Ahead::One, true),
+            By::Products | By::NcclPass => (Ahead::One, true),
             By::PullsByTwo => (Ahead::OneByTwo, false),
             _ => (Ahead::One, false),
         };
@@ -120,15 +112,6 @@ impl Passes {
                     waits.extend(shards.waits(ahead, waited, compute, &mut product)?);
                     Ok(())
                 }
-                By::OwnRows => (0..layers.places()).try_for_each(|at| {
-                    let [rows, copy] = &mut own[at % 4];
-                    let before = compute.record()?;
-                    copy.copy_from(compute, rows)?;
-                    if at > 0 {
-                        waits.push([before, compute.record()?]);
-                    }
-                    product(at)
-                }),
                 By::Products => (0..layers.places()).try_for_each(&mut product),
                 By::Nccl | By::NcclPass => {
                     in_place.context("it has no buffers for NCCL")?.gathers(*layers, comm, [compute, gathers], &mut product)
@@ -148,8 +131,8 @@ impl Passes {
         let end = compute.record()?;
         settle()?;
         let wall = if by == By::Issue { issued } else { begin.elapsed() };
-        let waited = || waits.iter().map(|[before, after]| Ok(after.elapsed_since(before)?.as_secs_f64())).sum::<Result<f64>>();
-        let device = if matches!(by, By::Waits(..) | By::OwnRows) { waited()? } else { end.elapsed_since(&start)?.as_secs_f64() };
+        let waited = || waits.iter().map(|[came, end]| Ok(end.elapsed_since(came)?.as_secs_f64())).sum::<Result<f64>>();
+        let device = if matches!(by, By::Waits(..)) { waited()? } else { end.elapsed_since(&start)?.as_secs_f64() };
         Ok(Times { wall: wall.as_secs_f64() * 1e3, device: device * 1e3, ..Times::default() })
     }
 

@@ -1,5 +1,7 @@
 //! The set of a format, and its chains.
 
+use std::collections::VecDeque;
+
 use anyhow::{Result, ensure};
 use half::bf16 as Half;
 use oxtile::comm::Member;
@@ -18,7 +20,7 @@ pub trait Shards: Send {
     /// A forward pass; `product` comes after the weight of its place was taken.
     fn pass(&mut self, ahead: Ahead, stream: &Stream, product: &mut dyn FnMut(usize) -> Result<()>) -> Result<()>;
 
-    /// The same. Returns events before and after each wait for a weight.
+    /// The same. Returns events where the stream comes to each weight, and at the end of the weight's pull.
     fn waits(
         &mut self,
         ahead: Ahead,
@@ -144,12 +146,18 @@ impl<F: Whole> Shards for Held<F> {
         product: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<Vec<[Event; 2]>> {
         let published = Published::of(&self.set)?;
-        let (mut pass, mut at, mut waits) = (published.forward(&mut self.chains[ahead as usize])?, 0, Vec::new());
+        let chain = &mut self.chains[ahead as usize];
+        let (pulls, distance) = (chain.pulls().clone(), chain.plan().distance());
+        let (mut pass, mut at, mut waits) = (published.forward(chain)?, 0, Vec::new());
+        let mut ends = (0..distance).map(|_| pulls.record()).collect::<oxtile::Result<VecDeque<_>>>()?;
         while let Some(weight) = pass.next_weight() {
-            let before = stream.record()?;
+            let came = stream.record()?;
             pass.take(weight, stream)?;
+            // It has enqueued the pull that is so far ahead.
+            ends.push_back(pulls.record()?);
+            let end = ends.pop_front().expect("one was recorded");
             if (at == 0) == (waited == Waited::First) {
-                waits.push([before, stream.record()?]);
+                waits.push([came, end]);
             }
             product(at)?;
             at += 1;

@@ -1,6 +1,6 @@
 //! A checkpoint of several files, which an index names.
 
-use std::{collections::BTreeSet, ffi::OsStr, path::Path};
+use std::{collections::BTreeSet, ffi::OsStr, fs::File, io::Read, path::Path};
 
 use serde::Deserialize;
 
@@ -65,11 +65,13 @@ impl Index {
         if let Some(kind) = super::kind_if_not_file(metadata.file_type()) {
             return Err(Fault::NotAFile(kind));
         }
-        let bytes = metadata.len();
-        if bytes > MOST_BYTES {
-            return Err(Fault::Index(format!("it has {bytes} bytes, and no index has more than {MOST_BYTES}")));
+        let file = File::open(path).map_err(|error| Fault::Io { action: "open", error })?;
+        let mut text = Vec::new();
+        // No further, also where the file grows meanwhile.
+        file.take(MOST_BYTES + 1).read_to_end(&mut text).map_err(|error| Fault::Io { action: "read", error })?;
+        if text.len() as u64 > MOST_BYTES {
+            return Err(Fault::Index(format!("it has more than {MOST_BYTES} bytes, and no index has")));
         }
-        let text = std::fs::read(path).map_err(|error| Fault::Io { action: "read", error })?;
         if text.trim_ascii_start().first() != Some(&b'{') {
             return Err(Fault::Index("it is no JSON object".to_owned()));
         }
