@@ -200,8 +200,8 @@ fn weights_in_shards_have_all_rows() {
         expected.push(("gradients, bf16, device", vec!["step", "step that replaces", "products alone", "scatters alone"]));
         assert_eq!(found, expected);
         assert!(records.iter().all(|record| record.sides.iter().all(|side| side.milliseconds.len() == 1)));
-        // Eight pulls in a pass.
-        assert_eq!(records[2].launches, 8);
+        // Four passes of eight pulls.
+        assert_eq!(records[2].launches, 32);
         assert!(render::markdown(&document).contains("| waits of a forward pass, nvfp4, device |"));
     }
 }

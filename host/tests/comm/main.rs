@@ -31,6 +31,7 @@
 //! | `sharded`, `sharded_calls`, `sharded_graphs`, `sharded_protocol` | weights in shards: what is pulled; how passes are called; steps in graphs; what the protocol may not leave out |
 //! | `sharded_footprint` | what weights in shards take, before it is taken; the events of a step |
 //! | `sharded_layer` | a layer of products that overlap, with weights in shards |
+//! | `sharded_overlap` | which pulls run beside which copies, by timelines |
 //! | `sharded_soak`, `sharded_requirements` | chains of any sizes over many steps: memory, waits, teams; which test shows what |
 //! | `sharded_replays` | replayed steps of the formats that have codes of the transpose, against calls |
 //! | `sharded_ranks` | a rank's shards, and what passes are to lend |
