@@ -181,7 +181,8 @@ impl<F: WeightFormat, M: Mode> Chain<F, M> {
     }
 
     /// The stream that carries the pulls. Name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation. An event that is recorded on it after a
-    /// [`take`](super::Pass::take) is at the end of the last pull so far.
+    /// [`take`](super::Pass::take) is at the end of the last pull so far; where nothing was left to pull, after what the weight before was used for, too. Enqueue no other work on it: pulls
+    /// would wait for it.
     pub fn pulls(&self) -> &Stream {
         &self.pulls
     }

@@ -7,8 +7,8 @@ use crate::runtime::backend::Copy;
 use crate::runtime::{Buffer, Result, Stream};
 use crate::symmetric::{Calls, Pitched, Rows, SymmetricBuffer};
 
-/// Fewer copies than these within a device are a call of the driver each, and more are one call for all. Two take the host less time so, by the medians of a few runs on two H200s
-/// (`benches/results/tuning/sharded_host_time_two_h200.json`); copies between devices take it more.
+/// Fewer copies than these within a device are a call of the driver each, and more are one call for all. In a few runs on two H200s two took the host no more time so,
+/// mostly less (`benches/results/tuning/sharded_host_time_two_h200.json`); copies between devices took it more.
 const FEW: usize = 3;
 
 /// How many streams carry what a pull gets from other ranks.
