@@ -158,6 +158,11 @@ impl<F: WeightFormat> Chain<F, Captured> {
         }
         Self::make(stream, set, config)
     }
+
+    /// The stream that carries the pulls: name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation.
+    pub fn pulls(&self) -> &Stream {
+        &self.pulls
+    }
 }
 
 impl<F: WeightFormat, M: Mode> Chain<F, M> {
@@ -178,13 +183,6 @@ impl<F: WeightFormat, M: Mode> Chain<F, M> {
         let pulls = device.urgent_stream()?;
         let second = (config.streams == PullStreams::Two).then(|| device.urgent_stream()).transpose()?;
         Ok(Self { set: set.id, passes, slots, pulls, second, plan, mode: PhantomData })
-    }
-
-    /// The stream that carries the pulls. Name it to [`Graph::capture`](crate::Graph::capture) beside the stream of the computation. An event that is recorded on it after a
-    /// [`take`](super::Pass::take) is at the end of the last pull so far; where nothing was left to pull, after what the weight before was used for, too. Enqueue no other work on it: pulls
-    /// would wait for it.
-    pub fn pulls(&self) -> &Stream {
-        &self.pulls
     }
 
     /// The graph that is captured, of which the stream of pulls is part, or none.

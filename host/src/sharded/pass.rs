@@ -134,6 +134,14 @@ impl<'p, F: WeightFormat, M: Mode> Pass<'p, F, M> {
         Ok(Gathered { tensors: &position.tensors, name: &position.name, pass: PhantomData })
     }
 
+    /// An event at the end of the pulls so far; where nothing was left to pull, after what the weight before the last one was used for, too.
+    ///
+    /// # Errors
+    /// As [`Stream::record`].
+    pub fn record_pulls(&self) -> Result<Event> {
+        self.chain.pulls.record()
+    }
+
     /// The weight that is lent next; none at the end.
     pub fn next_weight(&self) -> Option<WeightId> {
         self.positions().get(self.taken).map(|position| position.weight)

@@ -147,14 +147,14 @@ impl<F: Whole> Shards for Held<F> {
     ) -> Result<Vec<[Event; 2]>> {
         let published = Published::of(&self.set)?;
         let chain = &mut self.chains[ahead as usize];
-        let (pulls, distance) = (chain.pulls().clone(), chain.plan().distance());
+        let distance = chain.plan().distance();
         let (mut pass, mut at, mut waits) = (published.forward(chain)?, 0, Vec::new());
-        let mut ends = (0..distance).map(|_| pulls.record()).collect::<oxtile::Result<VecDeque<_>>>()?;
+        let mut ends = (0..distance).map(|_| pass.record_pulls()).collect::<oxtile::Result<VecDeque<_>>>()?;
         while let Some(weight) = pass.next_weight() {
             let came = stream.record()?;
             pass.take(weight, stream)?;
             // It has enqueued the pull that is so far ahead.
-            ends.push_back(pulls.record()?);
+            ends.push_back(pass.record_pulls()?);
             let end = ends.pop_front().expect("one was recorded");
             if (at == 0) == (waited == Waited::First) {
                 waits.push([came, end]);
