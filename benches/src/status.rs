@@ -83,12 +83,13 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The median ratio of the peer that is fastest. Sides that are a limit or a part of the work are no peers, nor are methods of our own beside a
-/// chosen one.
+/// chosen one; of weights in shards, where one method of ours stands beside another, NCCL's sides alone are.
 fn over_fastest(record: &Record) -> Option<f64> {
     if record.divided.is_some() || !record.limit.is_empty() || record.chosen.is_some() {
         return None;
     }
-    (1..record.sides.len()).filter_map(|side| Some(record.ratio(side)?.median)).min_by(f64::total_cmp)
+    let is_peer = |side: &usize| record.family != "sharded" || record.sides[*side].label.contains("NCCL");
+    (1..record.sides.len()).filter(is_peer).filter_map(|side| Some(record.ratio(side)?.median)).min_by(f64::total_cmp)
 }
 
 #[cfg(test)]

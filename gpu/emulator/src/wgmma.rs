@@ -273,6 +273,8 @@ fn join(parts: &[&mut Part], columns: usize) -> Vec<f32> {
 /// Columns whose sums stay in registers: N is a multiple of them.
 const PANEL: usize = 8;
 
+/// With the widest vectors that the machine has: the operations and their order are the same, and so are the bits.
+#[multiversion::multiversion(targets("x86_64+avx512f", "x86_64+avx2"))]
 fn accumulate(values: &mut [f32], a: &[f64], b: &[f64], columns: usize, depth: usize) {
     debug_assert!(columns.is_multiple_of(PANEL), "N is a multiple of 8");
     // Columns innermost, so that the loop over them is a vector's.

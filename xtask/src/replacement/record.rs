@@ -71,7 +71,7 @@ impl Record {
         let listed = fs::read_to_string(&listed).with_context(|| format!("cannot read {}", listed.display()))?;
         // `program: file file ..`; a space within a path has a backslash.
         let files = listed.split_once(": ").map_or("", |(_, files)| files.trim_end()).replace("\\ ", "\0");
-        let manifests = ["", "gpu/", "gpu/emulator/", "gpu/macros/", "gpu/tile/", "host/", "tests/", "tests/conformance/"];
+        let manifests = ["", "gpu/", "gpu/emulator/", "gpu/macros/", "gpu/tile/", "host/", "tests/", "tests/conformance/", "tests/oracle/"];
         let manifests = manifests.map(|folder| format!("{folder}Cargo.toml"));
         let manifests = manifests.into_iter().chain([".cargo/config.toml", "Cargo.lock"].map(str::to_owned));
         let paths = files.split(' ').map(|path| PathBuf::from(path.replace('\0', " "))).chain(manifests.map(|path| root().join(path)));

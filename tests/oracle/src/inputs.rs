@@ -3,7 +3,7 @@
 //! Values come as f32 and are exactly representable in the asked type: [`codes`] turns them into its 16-bit codes
 //! without rounding.
 
-use crate::oracle::formats::{BF16, F16, Format};
+use crate::formats::{BF16, F16, Format};
 
 /// The element type of an input tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

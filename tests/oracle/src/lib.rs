@@ -13,6 +13,7 @@
 //! | `attention_head`, `attention_head_backward` | one head of one sequence, with every option |
 //! | `thd` | packed sequences that ranks share |
 //! | `attention_fp8` | what rounded weights lose at least |
+//! | `inputs` | test tensors of difficult values |
 
 pub mod activation;
 pub mod adamw;
@@ -28,6 +29,7 @@ pub mod cross_entropy;
 pub mod formats;
 pub mod fp8;
 pub mod gemm;
+pub mod inputs;
 pub mod interleave;
 pub mod mxfp8;
 pub mod nvfp4;
@@ -36,3 +38,22 @@ pub mod nvfp4_variants;
 pub mod rms_norm;
 pub mod rotary;
 pub mod thd;
+
+#[cfg(test)]
+#[path = "../../golden/golden.rs"]
+mod golden;
+#[cfg(test)]
+#[path = "../../golden/fp8.rs"]
+mod golden_fp8;
+#[cfg(test)]
+#[path = "../../golden/hex.rs"]
+mod golden_hex;
+#[cfg(test)]
+#[path = "../../golden/mxfp8.rs"]
+mod golden_mxfp8;
+#[cfg(test)]
+#[path = "../../golden/nvfp4.rs"]
+mod golden_nvfp4;
+#[cfg(test)]
+#[path = "../../golden/nvfp4_reference.rs"]
+mod golden_nvfp4_reference;

@@ -115,7 +115,7 @@ fn product(a: f32, b: f64) -> f32 {
 mod tests {
     use super::*;
     use crate::golden_mxfp8 as golden;
-    use crate::oracle::formats::{E4M3, E5M2};
+    use crate::formats::{E4M3, E5M2};
 
     /// Bits with any NaN as one.
     fn bits(values: &[f32]) -> Vec<u32> {

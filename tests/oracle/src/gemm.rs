@@ -38,13 +38,8 @@ pub fn gemm_wide(problem: &Problem, a: &[f64], b: &[f64], d: &[f32], bias: &[f32
     let mut product = Product { values: vec![0.0; m * n], magnitudes: vec![0.0; m * n] };
     for i in 0..m {
         let (values, magnitudes) = (&mut product.values[i * n..][..n], &mut product.magnitudes[i * n..][..n]);
-        for l in 0..k {
-            let a = problem.alpha * at_a(i, l);
-            for ((value, magnitude), b) in values.iter_mut().zip(&mut *magnitudes).zip(&b[l * n..]) {
-                *value += a * b;
-                *magnitude += (a * b).abs();
-            }
-        }
+        let row: Vec<f64> = (0..k).map(|l| problem.alpha * at_a(i, l)).collect();
+        add_row(values, magnitudes, &row, &b);
         for j in 0..n {
             let old = if problem.beta == 0.0 { 0.0 } else { problem.beta * f64::from(d[i * n + j]) };
             for term in [old, bias.get(j).map_or(0.0, |&x| x.into())] {
@@ -57,6 +52,17 @@ pub fn gemm_wide(problem: &Problem, a: &[f64], b: &[f64], d: &[f32], bias: &[f32
         }
     }
     product
+}
+
+/// Adds a row of `A` times `B` to the values, and its magnitudes to the others, with the widest vectors that the machine has.
+#[multiversion::multiversion(targets("x86_64+avx512f", "x86_64+avx2"))]
+fn add_row(values: &mut [f64], magnitudes: &mut [f64], row: &[f64], b: &[f64]) {
+    for (a, b) in row.iter().zip(b.chunks_exact(values.len().max(1))) {
+        for ((value, magnitude), b) in values.iter_mut().zip(&mut *magnitudes).zip(b) {
+            *value += a * b;
+            *magnitude += (a * b).abs();
+        }
+    }
 }
 
 /// Hendrycks and Gimpel, "Gaussian Error Linear Units", section 2, the approximation by tanh.

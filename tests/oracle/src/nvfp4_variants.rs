@@ -92,7 +92,7 @@ pub fn dequantize_rows(data: &[u8], scales: &[u8], amaxes: &[f32], blocks: usize
 mod tests {
     use super::*;
     use crate::golden_nvfp4_reference as golden;
-    use crate::oracle::nvfp4::{hadamard, quantize_shared, squares, transpose};
+    use crate::nvfp4::{hadamard, quantize_shared, squares, transpose};
 
     fn rule_of(name: &str) -> Rule {
         let largest_scale = if name.ends_with("256") { 256.0 } else { 448.0 };

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::golden_fp8 as golden;
     use crate::inputs::Dtype;
-    use crate::oracle::formats::{E4M3, E5M2};
+    use crate::formats::{E4M3, E5M2};
 
     #[test]
     fn golden_tensors() {
