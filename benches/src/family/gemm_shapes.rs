@@ -94,9 +94,10 @@ pub fn benches(size: Size) -> Vec<Bench> {
     of(size.pick(shapes(), tiny()), false)
 }
 
-/// Every third one by many plans, too: what the constants of the choice are fitted to.
+/// Those of fewer than 1024 rows or columns by several plans of every kernel, too: what the constants of the choice are fitted to.
 pub fn plans(size: Size) -> Vec<Bench> {
-    of(size.pick(shapes().into_iter().step_by(3).collect(), tiny()), true)
+    let few = shapes().into_iter().filter(|(_, [m, n, _])| m.min(n) < &1024).collect();
+    of(size.pick(few, tiny()), true)
 }
 
 fn tiny() -> Vec<(Layout, [u64; 3])> {
@@ -171,15 +172,24 @@ impl<T: Operand> Pool<T> {
 fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: u64, pool: &Pool<T>, plans: bool) -> Result<Prepared> {
     let mut prepared = launches(gpu, config, sets, pool, None)?;
     if plans {
-        let mut all = config.plans::<T, bf16>(&gpu.device);
-        // Few numbers of parts say enough.
-        all.retain(|plan| [1, 2, 3, 4, 6, 8, 16].contains(&plan.parts));
-        for plan in all {
+        for plan in rivals(&config.plans::<T, bf16>(&gpu.device)) {
             let rival = launches(gpu, config, sets, pool, Some(plan))?;
             prepared = prepared.against(format!("{plan}; {} whole", plan.whole), rival);
         }
     }
     Ok(prepared)
+}
+
+/// Of each kernel the plan of whole tiles and the three that are predicted to be the fastest, unless one of another kernel is predicted to take half the time.
+fn rivals(plans: &[GemmPlan]) -> Vec<GemmPlan> {
+    let fastest = plans.iter().map(|plan| plan.microseconds).fold(f64::INFINITY, f64::min);
+    let mut chosen: Vec<GemmPlan> = Vec::new();
+    for plan in plans.iter().filter(|plan| plan.microseconds < 2.0 * fastest) {
+        if plan.parts == 1 || chosen.iter().filter(|other| other.kernel == plan.kernel && other.parts > 1).count() < 3 {
+            chosen.push(*plan);
+        }
+    }
+    chosen
 }
 
 fn launches<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: u64, pool: &Pool<T>, plan: Option<GemmPlan>) -> Result<Prepared> {

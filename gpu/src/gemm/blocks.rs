@@ -45,8 +45,8 @@ use oxtile_tile::warpgroup::{Role, Roles};
 use super::division::Division;
 use super::order::WorkOrder;
 use super::place::Alone;
-use super::stage::Stage;
-use super::tile_shape::{Tile128x128, TileShape, WARPGROUPS};
+use super::stage::{self, Stage};
+use super::tile_shape::{Tile128x128, TileShape};
 use super::{Fusion, PART, Shape, Split, check_product};
 
 /// Codes that share a scale along K, which are 128 bytes: a step.
@@ -133,7 +133,7 @@ pub fn gemm_blocks<O: StoredElement, const WIDTH: usize>(
                 let origin = [row * SIDE as u32 + number * PART as u32, column * SIDE as u32];
                 if let Some(part) = work.part {
                     let (rows, word) = (shape.m.saturating_sub(origin[0]), shared.last.tile(number));
-                    if !split.add(&mut tile, part, [number, WARPGROUPS], rows, (word, number)) {
+                    if !split.add(&mut tile, part, [number, Tile128x128::WARPGROUPS], rows, (word, number)) {
                         continue;
                     }
                 }
@@ -155,7 +155,7 @@ fn produce(operands: &BlockOperands, mut order: impl WorkOrder<Place = Alone>, m
             operands.a_scales.load(stage.a_scales, [step, row * SIDE as u32], full);
             operands.b_scales.load(stage.b_scales, [column, step - step % QUAD as u32], full);
             stage.codes.load::<1, 2, false, false>(
-                (&operands.a, &operands.b),
+                (stage::Rows::Parts(operands.a), &operands.b),
                 work.place,
                 [row * SIDE as u32, column * SIDE as u32, step * BLOCK as u32],
                 0,
@@ -238,6 +238,6 @@ fn add<const PENDING: u32>(sum: &mut Tile, product: InFlight<SIDE>, scales: Scal
 fn grid<O: StoredElement, const WIDTH: usize>(args: &GemmBlocksArgs<'_, O, WIDTH>, device: &DeviceLimits) -> Result<Grid, LaunchError> {
     let [rows, columns] = check_product::<e4m3, e4m3, BLOCK, O, WIDTH, Tile128x128>(args.shape, 1, &args.old, &args.fusion)?;
     let steps = args.shape.k.div_ceil(BLOCK as u32);
-    let work = args.split.check(rows * columns, steps, [WARPGROUPS, Tile128x128::PIECE])?;
+    let work = args.split.check(rows * columns, steps, [Tile128x128::WARPGROUPS, Tile128x128::PIECE])?;
     Ok(Grid::x(work.min(device.multiprocessors.max(1).into()) as u32))
 }

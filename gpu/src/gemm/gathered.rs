@@ -25,7 +25,7 @@ use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
 use super::order::TileList;
 use super::split::Split;
 use super::tensors::Tensors;
-use super::tile_shape::{THREADS, Tile128x128, Tile128x256, TileShape};
+use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
 
 /// Where a product is stored.
@@ -77,7 +77,7 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 
 /// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored
 /// too, rounded, and the result is the activation of what is stored. Where the gathering takes the [derivative](Deriving) of GELU, the rounded product is multiplied by it.
-#[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
+#[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
@@ -111,7 +111,7 @@ pub fn gemm_gathered<
 ) {
     let Stored { d, kept, input } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, b, d, kept, input, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, few: None, b, d, kept, input, old, shape, fusion, division });
 }
 
 fn grid<

@@ -19,11 +19,11 @@ use oxtile_tile::tensor_map::{MAP_ROWS, TensorMap, TensorMapMut};
 
 use super::groups::Groups;
 use super::tensors::Tensors;
-use super::tile_shape::{THREADS, Tile128x128, Tile128x256, TileShape};
+use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
 
 /// Multiplies each group. `shape` is that of all tokens together, `D` of one group if `BY_SUM`. Maps are those of [`Range`](super::place::Range).
-#[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
+#[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256, Tile128x128], BY_SUM = [true], M_MAJOR = [true], N_MAJOR = [true])]
@@ -49,6 +49,7 @@ pub fn gemm_grouped<
     let division = Groups::<BY_SUM> { sizes, weights: weights::<BY_SUM, N_MAJOR>(shape) };
     S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
         a,
+        few: None,
         b,
         d,
         kept: None,

@@ -71,7 +71,7 @@ pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use split::{Split, SplitArgument};
-pub use tile_shape::{Tile64x128, Tile128x128, Tile128x256, TileShape, WARPGROUPS};
+pub use tile_shape::{Tile64x64, Tile64x128, Tile128x128, Tile128x256, TileShape};
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::DeviceViewMut;
@@ -82,10 +82,14 @@ use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use tensors::Tensors;
-use tile_shape::THREADS;
 
 /// Rows of a warpgroup's part of a tile, and of every box that is copied.
 const PART: usize = 64;
+
+/// Rows of the boxes of `A` where it has few rows.
+pub const FEW: usize = 16;
+/// The most rows that are few: with more, one box of a whole part is as fast.
+pub const MOST_FEW: u32 = (PART - FEW) as u32;
 
 type Shared<S, A, B, const DEPTH: usize, O, const WIDTH: usize> = <S as TileShape>::Shared<A, B, DEPTH, O, WIDTH>;
 
@@ -108,13 +112,19 @@ impl Shape {
     }
 }
 
-/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `old` is `D`, read where `fusion.beta` is not 0.
-#[kernel(threads = THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128, Tile64x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256, Tile64x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
-#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
+/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D`, read where `fusion.beta` is not 0.
+#[kernel(threads = S::THREADS, min_blocks = S::BLOCKS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128, Tile64x64], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128, Tile64x128, Tile64x64], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256, Tile64x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [e5m2], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false], N_MAJOR = [false])]
@@ -130,6 +140,7 @@ pub fn gemm<
     const N_MAJOR: bool,
 >(
     a: TensorMap<A, PART, DEPTH, Swizzle128>,
+    few: Option<TensorMap<A, FEW, DEPTH, Swizzle128>>,
     b: TensorMap<B, PART, DEPTH, Swizzle128>,
     d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     old: GlobalMut<O>,
@@ -139,6 +150,7 @@ pub fn gemm<
 ) {
     S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
         a,
+        few,
         b,
         d,
         kept: None,
@@ -164,8 +176,11 @@ fn grid<
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
-    let work = args.split.check(rows * columns, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * WARPGROUPS, S::PIECE])?;
-    let clusters = (device.multiprocessors / S::CLUSTER).max(1);
+    if args.few.is_some() {
+        LaunchError::check_limit("few", args.shape.m.into(), if M_MAJOR { 0 } else { MOST_FEW.into() })?;
+    }
+    let work = args.split.check(rows * columns, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * S::WARPGROUPS, S::PIECE])?;
+    let clusters = (device.multiprocessors * S::BLOCKS / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }
 

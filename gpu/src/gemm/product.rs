@@ -2,9 +2,12 @@
 
 use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
 use oxtile_tile::epilogue;
+use oxtile_tile::num::opaque;
 use oxtile_tile::pipeline::{self, Producer};
 use oxtile_tile::prelude::*;
+use oxtile_tile::warpgroup;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
+use oxtile_tile::sync::{self, NamedBarrier};
 
 use super::addends::Addends;
 use super::arrival::Arrival;
@@ -12,13 +15,22 @@ use super::division::Division;
 use super::fusion::{Fusion, gelu_of, multiply_by_slopes};
 use super::order::WorkOrder;
 use super::place::Place;
-use super::stage::Stage;
+use super::stage::{Rows, Stage};
 use super::tensors::Tensors;
-use super::tile_shape::{BlockTile, Shared, TileShape, WARPGROUPS};
-use super::{PART, Shape};
+use super::tile_shape::{BlockTile, Shared, TileShape};
+use super::{FEW, PART, Shape};
 
-impl<const ROW_PARTS: usize, const COLUMN_PARTS: usize, const COLUMNS: usize, const PANELS: usize, const STAGES: usize, const CLUSTER: u32>
-    BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER>
+impl<
+    const ROW_PARTS: usize,
+    const COLUMN_PARTS: usize,
+    const COLUMNS: usize,
+    const PANELS: usize,
+    const STAGES: usize,
+    const CLUSTER: u32,
+    const WARPGROUPS: u32,
+    const PRODUCER: u32,
+    const CONSUMER: u32,
+> BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER, WARPGROUPS, PRODUCER, CONSUMER>
 where
     Columns<COLUMNS>: MatrixColumns,
 {
@@ -36,14 +48,16 @@ where
         W: Division<RANK>,
     {
         let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
+        let rows = if ROW_PARTS == 1 { tensors.few_rows() } else { Rows::Parts(tensors.a) };
+        let bytes = Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::bytes(rows);
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
             arrival.begin(move || (row * CLUSTER + rank) * Self::ROWS, Self::ROWS);
             for step in work.first..work.first + work.steps {
                 let place = arrival.wait(step);
-                let (stage, full) = ring.acquire(Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::SIZE);
+                let (stage, full) = ring.acquire(bytes);
                 let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, place * DEPTH as u32];
-                stage.load::<CLUSTER, RANK, M_MAJOR, N_MAJOR>((&tensors.a, &tensors.b), work.place, origin, rank, full);
+                stage.load::<CLUSTER, RANK, M_MAJOR, N_MAJOR>((rows, &tensors.b), work.place, origin, rank, full);
             }
         }
     }
@@ -66,6 +80,18 @@ where
         let (mut ring, mut addends) = (shared.ring.consumer(), division.addends());
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
+        let staging = shared.staging.tile(part[0]).tile(part[1]);
+        if ROW_PARTS == 1 && tensors.few.is_some() {
+            // Meanwhile the first stages are filled. A loop at run time: unrolled it would be long.
+            let first = m.next_multiple_of(FEW as u32);
+            for stage in 0..opaque(STAGES as u32) {
+                let threads = const { WARPGROUPS * warpgroup::THREADS };
+                shared.ring.stages().tile(stage).clear(first, [thread::index() % threads, threads]);
+            }
+            sync::fence_proxy_async();
+            const { NamedBarrier::new(1, WARPGROUPS * warpgroup::THREADS) }.sync();
+        }
+        let counters = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
             let origin = [
@@ -81,6 +107,9 @@ where
                 }
                 continue;
             }
+            if let Some(of_tile) = work.part {
+                division.split().prefetch(of_tile, counters);
+            }
             let mut stage = ring.wait();
             let (left, right) = stage.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
             let mut product = RegisterTile::zero().multiply_add(left, right);
@@ -95,8 +124,8 @@ where
             let mut tile = product.wait();
             release::<_, CLUSTER>(stage);
             if let Some(of_tile) = work.part {
-                let warpgroup = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
-                if !division.split().add(&mut tile, of_tile, warpgroup, m.saturating_sub(origin[0]), (shared.last.tile(number), number)) {
+                let (rows, word) = (m.saturating_sub(origin[0]), shared.last.tile(part[0]).tile(part[1]));
+                if !division.split().add(&mut tile, of_tile, counters, rows, (word, number)) {
                     continue;
                 }
             }
@@ -107,7 +136,7 @@ where
                 // The result is the activation of what is stored.
                 tile.map(|x| O::from_f32(x).to_f32());
                 if let Some(kept) = kept {
-                    epilogue::store(kept, work.place.d(origin), &tile, shared.staging.tile(number), number);
+                    epilogue::store(kept, work.place.d(origin), &tile, staging, number);
                 }
                 if fusion.gelu {
                     tile.map(gelu_of);
@@ -122,7 +151,7 @@ where
                 tile.map(|x| O::from_f32(x).to_f32());
                 multiply_by_slopes(&mut tile, input, [end, *n], [first + origin[0], origin[1]]);
             }
-            epilogue::store(d, work.place.d(origin), &tile, shared.staging.tile(number), number);
+            epilogue::store(d, work.place.d(origin), &tile, staging, number);
         }
     }
 }

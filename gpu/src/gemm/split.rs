@@ -35,6 +35,15 @@ impl Split {
     /// No tile is split.
     pub const NONE: Self = Self { whole: u32::MAX, parts: 1, sums: None, tickets: None };
 
+    /// Brings the counter of a part into the L2 cache before it is needed: it was last written in another launch. A hint; any threads call it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn prefetch(&self, part: Part, [number, warpgroups]: [u32; 2]) {
+        if let Some(tickets) = self.tickets {
+            tickets.prefetch(u64::from(part.tile) * u64::from(warpgroups) + u64::from(number));
+        }
+    }
+
     /// Leaves the `tile` of warpgroup `number` of all `warpgroups` of the cluster, of which `rows` rows are in the matrix. Returns true, and
     /// the sum of all parts, to the warpgroup that comes last. All threads of the warpgroup call it; `word` is its own.
     #[inline(always)]

@@ -6,20 +6,36 @@ use oxtile_tile::matrix::Operand;
 use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
-use oxtile_tile::shared::{SharedTile, Tiles};
+use oxtile_tile::shared::{Overlay, SharedTile, Tiles};
 use oxtile_tile::tensor_map::TensorMap;
+use oxtile_tile::vector::Vector;
 
-use super::PART;
 use super::place::Place;
+use super::{FEW, PART};
 
 /// A part of an operand: 64 rows of 128 bytes, in either direction.
 type Part<T, const DEPTH: usize> = SharedTile<T, PART, DEPTH, Swizzle128>;
 
+/// The boxes of a part with few rows: 16 rows each, which lie as those of the part.
+type Boxes<T, const DEPTH: usize> = Tiles<SharedTile<T, FEW, DEPTH, Swizzle128>, { PART / FEW }>;
+
+/// Words of a row of a part, which is 128 bytes.
+const ROW_WORDS: u32 = 32;
+
 /// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` each.
 #[derive(SharedStorage, Clone, Copy)]
 pub struct Stage<A: Pod, B: Pod, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize> {
-    a: Tiles<Part<A, DEPTH>, ROW_PARTS>,
+    a: Tiles<Overlay<Part<A, DEPTH>, Overlay<Boxes<A, DEPTH>, SharedArray<u32, { PART * ROW_WORDS as usize }>>>, ROW_PARTS>,
     b: Tiles<Tiles<Part<B, DEPTH>, PANELS>, COLUMN_PARTS>,
+}
+
+/// What is loaded of a block's rows of `A`.
+#[derive(Clone, Copy)]
+pub enum Rows<A: Pod, const DEPTH: usize, const RANK: usize> {
+    /// All parts, with zeros beyond the edge.
+    Parts(TensorMap<A, PART, DEPTH, Swizzle128, RANK>),
+    /// Of the only part so many boxes of 16 rows: those that have rows of the matrix.
+    Boxes(TensorMap<A, FEW, DEPTH, Swizzle128, RANK>, u32),
 }
 
 impl<A, B, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize>
@@ -28,20 +44,38 @@ where
     A: MatrixElement,
     B: MatrixElement,
 {
+    /// Bytes that are loaded into a stage.
+    #[inline(always)]
+    pub fn bytes<const RANK: usize>(rows: Rows<A, DEPTH, RANK>) -> u32 {
+        match rows {
+            Rows::Parts(_) => Self::SIZE,
+            Rows::Boxes(_, count) => Self::SIZE - 4 * ROW_WORDS * (PART as u32 - count * FEW as u32),
+        }
+    }
+
     /// Starts to load the block's rows of `A` from `m` on into its own stage, and its share of the columns of `B` from `n` on
     /// into that of every block of the cluster.
     #[inline(always)]
     pub fn load<const CLUSTER: u32, const RANK: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
-        (a, b): (&TensorMap<A, PART, DEPTH, Swizzle128, RANK>, &TensorMap<B, PART, DEPTH, Swizzle128, RANK>),
+        (rows, b): (Rows<A, DEPTH, RANK>, &TensorMap<B, PART, DEPTH, Swizzle128, RANK>),
         place: impl Place<RANK>,
         [m, n, k]: [u32; 3],
         rank: u32,
         full: Mbarrier,
     ) {
-        for part in 0..ROW_PARTS as u32 {
-            let m = m + part * PART as u32;
-            a.load(self.a.tile(part), place.a(if M_MAJOR { [k, m] } else { [m, k] }), full);
+        match rows {
+            Rows::Parts(a) => {
+                for part in 0..ROW_PARTS as u32 {
+                    let m = m + part * PART as u32;
+                    a.load(self.a.tile(part).first(), place.a(if M_MAJOR { [k, m] } else { [m, k] }), full);
+                }
+            }
+            Rows::Boxes(a, count) => {
+                for number in 0..count {
+                    a.load(self.a.tile(0).second().first().tile(number), place.a([m + number * FEW as u32, k]), full);
+                }
+            }
         }
         let share = const { PANELS as u32 / CLUSTER };
         for part in 0..COLUMN_PARTS as u32 {
@@ -57,12 +91,25 @@ where
         }
     }
 
+    /// Zeros the rows of the only part of `A` from `first` on, which no box fills. Threads share them, each by its number of so many; a fence of the async
+    /// proxy and a barrier come after it.
+    #[inline(always)]
+    #[track_caller]
+    pub fn clear(self, first: u32, [thread, threads]: [u32; 2]) {
+        let words = self.a.tile(0).second().second();
+        let mut at = ROW_WORDS * first + 4 * thread;
+        while at < const { PART as u32 * ROW_WORDS } {
+            words.store_vector(at, Vector::from_words([0; 4]));
+            at += 4 * threads;
+        }
+    }
+
     /// Rows of `A` and `COLUMNS` columns of `B`: what the warpgroup of these parts multiplies.
     #[inline(always)]
     pub fn operands<const COLUMNS: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
         [row_part, column_part]: [u32; 2],
     ) -> (Operand<A, PART, DEPTH, M_MAJOR>, Operand<B, COLUMNS, DEPTH, N_MAJOR>) {
-        (Operand::of(self.a.tile(row_part)), Operand::stacked(self.b.tile(column_part)))
+        (Operand::of(self.a.tile(row_part).first()), Operand::stacked(self.b.tile(column_part)))
     }
 }

@@ -5,11 +5,14 @@ use oxtile_tile::num::Pod;
 use oxtile_tile::prelude::*;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
-use super::{Fusion, PART, Shape};
+use super::stage::Rows;
+use super::{FEW, Fusion, PART, Shape};
 
 /// The parameters of a kernel, and how the product is divided.
 pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> {
     pub a: TensorMap<A, PART, DEPTH, Swizzle128, RANK>,
+    /// `A` in boxes of 16 rows, for tiles of one part, if there are at most [`MOST_FEW`](super::MOST_FEW) rows. None where rows of `A` lie along M.
+    pub few: Option<TensorMap<A, FEW, DEPTH, Swizzle128, RANK>>,
     pub b: TensorMap<B, PART, DEPTH, Swizzle128, RANK>,
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
     /// Where the input of the activation is kept, by a division that keeps it.
@@ -20,4 +23,26 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub shape: Shape,
     pub fusion: Fusion<O>,
     pub division: W,
+}
+
+impl<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> Tensors<A, B, DEPTH, O, WIDTH, RANK, W> {
+    /// Brings the maps into the cache of maps, by one thread.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        match &self.few {
+            Some(few) => few.prefetch(),
+            None => self.a.prefetch(),
+        }
+        self.b.prefetch();
+        self.d.prefetch();
+    }
+
+    /// What a block whose tile has one part loads of `A`.
+    #[inline(always)]
+    pub fn few_rows(&self) -> Rows<A, DEPTH, RANK> {
+        match self.few {
+            Some(few) => Rows::Boxes(few, self.shape.m.div_ceil(FEW as u32)),
+            None => Rows::Parts(self.a),
+        }
+    }
 }

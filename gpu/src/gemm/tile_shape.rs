@@ -5,6 +5,9 @@
 //! | [`Tile128x256`] | 128, 256 | one above the other | 4 of 48 KiB | 2 blocks, 256 rows | large products |
 //! | [`Tile128x128`] | 128, 128 | one above the other | 6 of 32 KiB | none | few rows or columns |
 //! | [`Tile64x128`] | 64, 128 | side by side | 8 of 24 KiB | none | up to 64 rows, and small products |
+//! | [`Tile64x64`] | 64, 64 | one | 6 of 16 KiB | none, two blocks a multiprocessor | few rows: weights that are read once |
+//!
+//! If `A` has at most 48 rows, tiles of 64 load it in boxes of 16: a box is filled at one rate, whether its rows are in the matrix or not.
 
 use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
 use oxtile_tile::layout::Swizzle128;
@@ -13,18 +16,13 @@ use oxtile_tile::pipeline::Pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::shared::{SharedStorage, SharedTile, Tiles};
-use oxtile_tile::warpgroup::{Role, Roles};
+use oxtile_tile::warpgroup::{self, Role, Roles};
 use oxtile_tile::{cluster, epilogue};
 
 use super::PART;
 use super::division::Division;
 use super::stage::Stage;
 use super::tensors::Tensors;
-
-type WarpgroupRoles = Roles<2, 40, 232>;
-
-/// Threads of a block.
-pub const THREADS: u32 = WarpgroupRoles::THREADS;
 
 /// The tile of a block, and how it is computed.
 pub trait TileShape: 'static {
@@ -34,8 +32,14 @@ pub trait TileShape: 'static {
     const COLUMNS: u32;
     /// Blocks that share `B`, one above the other.
     const CLUSTER: u32;
+    /// Warpgroups of a block that multiply.
+    const WARPGROUPS: u32;
+    /// Threads of a block.
+    const THREADS: u32 = (1 + Self::WARPGROUPS) * warpgroup::THREADS;
+    /// Blocks that share a multiprocessor.
+    const BLOCKS: u32;
     /// Elements of a warpgroup's tile.
-    const PIECE: u32 = Self::ROWS * Self::COLUMNS / WARPGROUPS;
+    const PIECE: u32 = Self::ROWS * Self::COLUMNS / Self::WARPGROUPS;
     /// The shared memory of a block.
     type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize>: SharedStorage;
 
@@ -49,10 +53,8 @@ pub trait TileShape: 'static {
         W: Division<RANK>;
 }
 
-/// Warpgroups of a block that multiply.
-pub const WARPGROUPS: u32 = WarpgroupRoles::CONSUMER_WARPS / 4;
-
-/// Two warpgroups that multiply 64 rows and `COLUMNS` columns each, which are `PANELS` parts of 64 columns of `B`.
+/// Warpgroups that multiply 64 rows and `COLUMNS` columns each, which are `PANELS` parts of 64 columns of `B`. `PRODUCER` and `CONSUMER` are registers of
+/// [`Roles`]; where they are 0, two blocks share a multiprocessor.
 pub struct BlockTile<
     const ROW_PARTS: usize,
     const COLUMN_PARTS: usize,
@@ -60,14 +62,19 @@ pub struct BlockTile<
     const PANELS: usize,
     const STAGES: usize,
     const CLUSTER: u32,
+    const WARPGROUPS: u32,
+    const PRODUCER: u32,
+    const CONSUMER: u32,
 >;
 
 /// 128 rows, 256 columns.
-pub type Tile128x256 = BlockTile<2, 1, 256, 4, 4, 2>;
+pub type Tile128x256 = BlockTile<2, 1, 256, 4, 4, 2, 2, 40, 232>;
 /// 128 rows, 128 columns.
-pub type Tile128x128 = BlockTile<2, 1, 128, 2, 6, 1>;
+pub type Tile128x128 = BlockTile<2, 1, 128, 2, 6, 1, 2, 40, 232>;
 /// 64 rows, 128 columns.
-pub type Tile64x128 = BlockTile<1, 2, 64, 1, 8, 1>;
+pub type Tile64x128 = BlockTile<1, 2, 64, 1, 8, 1, 2, 40, 232>;
+/// 64 rows, 64 columns.
+pub type Tile64x64 = BlockTile<1, 1, 64, 1, 6, 1, 1, 0, 0>;
 
 /// The shared memory of a block.
 #[derive(SharedStorage)]
@@ -82,21 +89,32 @@ pub struct Shared<
     const PANELS: usize,
     const STAGES: usize,
 > {
-    pub(super) ring: Pipeline<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
     /// Two for each warpgroup: one is written while the other is stored.
-    pub(super) staging: Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, 2>,
+    pub(super) staging: Tiles<Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, COLUMN_PARTS>, ROW_PARTS>,
+    pub(super) ring: Pipeline<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
     /// Whether each warpgroup is the last of those that share its tile.
-    pub(super) last: Tiles<SharedArray<u32, 1>, 2>,
+    pub(super) last: Tiles<Tiles<SharedArray<u32, 1>, COLUMN_PARTS>, ROW_PARTS>,
 }
 
-impl<const ROW_PARTS: usize, const COLUMN_PARTS: usize, const COLUMNS: usize, const PANELS: usize, const STAGES: usize, const CLUSTER: u32>
-    TileShape for BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER>
+impl<
+    const ROW_PARTS: usize,
+    const COLUMN_PARTS: usize,
+    const COLUMNS: usize,
+    const PANELS: usize,
+    const STAGES: usize,
+    const CLUSTER: u32,
+    const WARPGROUPS: u32,
+    const PRODUCER: u32,
+    const CONSUMER: u32,
+> TileShape for BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER, WARPGROUPS, PRODUCER, CONSUMER>
 where
     Columns<COLUMNS>: MatrixColumns,
 {
     const ROWS: u32 = (ROW_PARTS * PART) as u32;
     const COLUMNS: u32 = (COLUMN_PARTS * COLUMNS) as u32;
     const CLUSTER: u32 = CLUSTER;
+    const WARPGROUPS: u32 = WARPGROUPS;
+    const BLOCKS: u32 = if CONSUMER == 0 { 2 } else { 1 };
     type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> =
         Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>;
 
@@ -114,15 +132,19 @@ where
             assert!((PANELS as u32).is_multiple_of(CLUSTER), "blocks of a cluster load equal shares of B");
         }
         let shared = Shared::<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>::claim();
+        // Another warp than the one that readies the ring.
+        if thread::index() == warpgroup::THREADS {
+            tensors.prefetch();
+        }
         if thread::index() == 0 {
-            shared.ring.init(CLUSTER * WarpgroupRoles::CONSUMER_WARPS);
+            shared.ring.init(CLUSTER * Roles::<WARPGROUPS, PRODUCER, CONSUMER>::CONSUMER_WARPS);
         }
         meet::<CLUSTER>();
         let rank = if CLUSTER == 1 { 0 } else { cluster::rank() };
         let order = || {
             tensors.division.order::<CLUSTER>(tensors.shape, const { [CLUSTER * Self::ROWS, <Self as TileShape>::COLUMNS] }, DEPTH as u32)
         };
-        match WarpgroupRoles::role() {
+        match Roles::<WARPGROUPS, PRODUCER, CONSUMER>::role() {
             Role::Producer(role) => {
                 if role.begin() {
                     Self::produce::<A, B, DEPTH, O, WIDTH, RANK, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);

@@ -277,6 +277,14 @@ impl<T: Pod> GlobalMut<T> {
         self.0.length == 0
     }
 
+    /// Brings the line of element `index` into the L2 cache. A hint.
+    #[inline(always)]
+    #[track_caller]
+    pub fn prefetch(&self, index: u64) {
+        // SAFETY: as `Global::load`.
+        unsafe { Target::prefetch_line(self.range(index, 1)) };
+    }
+
     /// Element `index`, as this thread sees it.
     #[inline(always)]
     #[track_caller]

@@ -65,6 +65,13 @@ macro_rules! maps {
                 Self { address, element: PhantomData }
             }
 
+            /// Brings the map into the multiprocessor's cache of maps, so that the first copy does not wait for device memory. A hint; one thread calls it.
+            #[inline(always)]
+            pub fn prefetch(&self) {
+                // SAFETY: the maker vouched for the map.
+                unsafe { Target::prefetch_map(self.address) };
+            }
+
             /// Starts to load a box, by what each map says of it.
             #[inline(always)]
             #[track_caller]

@@ -58,7 +58,9 @@ impl<const REGISTERS: u32> ProducerRole<REGISTERS> {
     #[inline(always)]
     #[track_caller]
     pub fn begin(self) -> bool {
-        Target::release::<REGISTERS>();
+        if REGISTERS > 0 {
+            Target::release::<REGISTERS>();
+        }
         self.warp == 0 && warp::elect()
     }
 
@@ -77,7 +79,9 @@ impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {
     #[inline(always)]
     #[track_caller]
     pub fn begin(self) -> u32 {
-        Target::claim::<REGISTERS>();
+        if REGISTERS > 0 {
+            Target::claim::<REGISTERS>();
+        }
         self.number
     }
 }
@@ -89,7 +93,8 @@ impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {
 /// | 0 | producer | one, elected by the first warp | `PRODUCER` |
 /// | 1 to `CONSUMERS` | consumer | all | `CONSUMER` |
 ///
-/// A kernel starts with as many registers in each; the producer gives its own away.
+/// A kernel starts with as many registers in each; the producer gives its own away. If both numbers are 0, each keeps what it starts with: for kernels of
+/// which several blocks share a multiprocessor.
 pub struct Roles<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32>;
 
 impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSUMERS, PRODUCER, CONSUMER> {
@@ -105,7 +110,7 @@ impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSU
         if even > 255 { 255 } else { even }
     };
 
-    const FITS: () = {
+    const FITS: () = if PRODUCER > 0 || CONSUMER > 0 {
         assert!(
             PRODUCER >= 24 && PRODUCER.is_multiple_of(8) && CONSUMER.is_multiple_of(8) && CONSUMER <= 256,
             "setmaxnreg takes multiples of 8 from 24 to 256"

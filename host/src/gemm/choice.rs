@@ -36,11 +36,13 @@ pub enum GemmTile {
     Tile128x128,
     /// 64 rows and 128 columns.
     Tile64x128,
+    /// 64 rows and columns, by two blocks of each multiprocessor.
+    Tile64x64,
 }
 
 impl GemmTile {
     /// All.
-    pub const ALL: [Self; 3] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128];
+    pub const ALL: [Self; 4] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128, Self::Tile64x64];
 }
 
 /// The tile of the kernel of blocks.
@@ -261,6 +263,7 @@ impl GemmConfig {
             steps: (self.k * T::BYTES).div_ceil(128),
             result_bytes: size_of::<O>() as u64,
             multiprocessors: multiprocessors.into(),
+            few: !self.transpose_a,
         }
     }
 

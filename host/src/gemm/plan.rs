@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use oxtile_kernels::gemm::{FEW, MOST_FEW};
+
 use super::choice::{GemmKernel, GemmTile};
 
 /// A way to compute a product.
@@ -54,6 +56,8 @@ pub(super) struct Problem {
     /// Bytes of an element of the result.
     pub result_bytes: u64,
     pub multiprocessors: u64,
+    /// Whether tiles of 64 rows load the rows of `A` that they have in boxes of 16.
+    pub few: bool,
 }
 
 /// What the model knows of a tile shape, in nanoseconds.
@@ -89,6 +93,7 @@ impl GemmTile {
             Self::Tile128x256 => ([128, 256], 2),
             Self::Tile128x128 => ([128, 128], 1),
             Self::Tile64x128 => ([64, 128], 1),
+            Self::Tile64x64 => ([64, 64], 1),
         }
     }
 
@@ -103,6 +108,7 @@ impl GemmTile {
             Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
             Self::Tile128x128 => Costs { step: 373.0, tile: 1660.0 },
             Self::Tile64x128 => Costs { step: 330.0, tile: 0.0 },
+            Self::Tile64x64 => Costs { step: 220.0, tile: 0.0 },
         }
     }
 }
@@ -137,17 +143,27 @@ impl Problem {
         (self.multiprocessors / tile.size().1).max(1)
     }
 
+    /// Rows of `A` that the tiles of a column load, those beyond the edge included.
+    fn loaded_rows(&self, rows: u64, cluster: u64) -> u64 {
+        let is_few = self.few && rows == 64 && self.m <= MOST_FEW.into();
+        self.m.next_multiple_of(if is_few { FEW as u64 } else { rows * cluster })
+    }
+
     /// The time of a division.
     fn nanoseconds(&self, tile: GemmTile, whole: u64, parts: u64) -> f64 {
         let ([rows, columns], cluster) = tile.size();
         let (costs, clusters, tiles) = (tile.costs(), self.clusters(tile), tile.count([self.m, self.n]));
+        let loaded = self.loaded_rows(rows, cluster);
+        // What brings a block its operands takes as long as there are rows of boxes.
+        let block_rows = loaded as f64 / self.m.div_ceil(rows * cluster).max(1) as f64 / cluster as f64;
+        let step = costs.step * (block_rows + columns as f64) / (rows + columns) as f64;
         let pieces = if whole < tiles { (tiles - whole) * parts } else { 0 };
         let piece_bytes = (self.m.min(rows).next_multiple_of(16) * columns * 4) as f64;
         // The share of a cluster, by its number, of work that is handed out in turn after `first` others.
         let share = |work: u64, first: u64, number: u64| {
             work.saturating_sub((number + clusters - first % clusters) % clusters).div_ceil(clusters) as f64
         };
-        let (steps, part_steps) = (self.steps as f64 * costs.step, self.steps.div_ceil(parts) as f64 * costs.step);
+        let (steps, part_steps) = (self.steps as f64 * step, self.steps.div_ceil(parts) as f64 * step);
         let work = |number: u64| {
             share(tiles.min(whole), 0, number) * (steps + costs.tile)
                 + share(pieces, whole, number) * (part_steps + costs.tile + piece_bytes / LEAVE)
@@ -155,7 +171,7 @@ impl Problem {
         let longest = (0..clusters).map(work).fold(0.0, f64::max);
         let [m, n, all_steps] = [self.m, self.n, self.steps].map(|size| size as f64);
         let operands = (m + n) * all_steps * 128.0 + m * n * self.result_bytes as f64;
-        let filled = (self.m.next_multiple_of(rows * cluster) - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
+        let filled = (loaded - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
         let memory = (operands + FILLED * filled + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
         let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / POWER;
@@ -171,7 +187,7 @@ mod tests {
     const KERNEL: GemmKernel = GemmKernel::Wgmma { tile: GemmTile::Tile64x128, m_major: false, n_major: false };
 
     fn problem([m, n, k]: [u64; 3]) -> Problem {
-        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132 }
+        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132, few: true }
     }
 
     #[test]

@@ -149,22 +149,23 @@ macro_rules! grouped {
     };
 }
 
-/// Every layout of 16-bit operands.
+/// Every layout of 16-bit operands: by large tiles all, by small ones those that have few rows, or gradients of weights.
 macro_rules! every_layout {
-    ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
-        wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*)
+    ($t:ident, $o:ident $width:literal: $($tile:ident)*; $($few:ident)*) => {
+        wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*, Tile64x128 [false false] [false true] [true true]
+            $(, $few [false false] [false true])*)
     };
 }
 
 operands! {
     bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x128 [false] [true])}:
-        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128 Tile64x128), portable!(bf16, bf16);
+        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128; Tile64x64), portable!(bf16, bf16);
     bf16: bf16 bf16, f32 {grouped!(bf16 64, f32 32, true: Tile128x256 [true], Tile128x128 [true])}:
-        every_layout!(bf16, f32 32: Tile128x256 Tile64x128), portable!(bf16, f32);
-    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256 Tile64x128), portable!(f16, f16);
+        every_layout!(bf16, f32 32: Tile128x256;), portable!(bf16, f32);
+    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256;), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
     e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
-        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false]),
+        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
         any!(e4m3, bf16);
     e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);
     (e4m3, e5m2): e4m3 e5m2, bf16: wgmma!(e4m3 e5m2 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, GemmArgs, SplitArgument, TileShape, WARPGROUPS};
+use oxtile_kernels::gemm::{self, GemmArgs, FEW, MOST_FEW, SplitArgument, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
@@ -26,12 +26,17 @@ where
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, plan: GemmPlan, matrices: Matrices<'a, A, B, O>) -> Result<Bound<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
+        // Where rows lie along M, boxes of few of them would be narrower than their swizzle.
+        let is_few = !M_MAJOR && S::ROWS == 64 && config.m <= MOST_FEW.into();
+        let of_a = Strided::dense([config.m, config.k]);
+        let few = is_few.then(|| TensorMap::<_, FEW, DEPTH, Swizzle128>::strided(stream, matrices.a, of_a)).transpose()?;
         let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::new(stream, config, matrices)?;
         let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
         Ok(Bound::new(move |stream| {
             let (a, b, d, old) = maps.arguments();
             let (shape, fusion, split) = (config.shape(), config.fusion(scales, bias), parts.argument());
-            self.launch(stream, GemmArgs { a, b, d, old, shape, fusion, split, marker: PhantomData })
+            let few = few.as_ref().map(TensorMap::view);
+            self.launch(stream, GemmArgs { a, few, b, d, old, shape, fusion, split, marker: PhantomData })
         }))
     }
 }
@@ -85,7 +90,7 @@ pub(super) struct Parts {
 impl Parts {
     pub fn new<S: TileShape>(stream: &Stream, [m, n]: [u64; 2], plan: GemmPlan) -> Result<Self> {
         let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
-        let counters = tiles.saturating_sub(plan.whole) * u64::from(S::CLUSTER * WARPGROUPS);
+        let counters = tiles.saturating_sub(plan.whole) * u64::from(S::CLUSTER * S::WARPGROUPS);
         let memory = if counters == 0 {
             None
         } else {

@@ -318,7 +318,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     choose(good, "gemm__bf16", "B along n")?;
     choose(
         GemmConfig { transpose_a: true, transpose_b: true, ..good },
-        "gemm__bf16__bf16__depth64__bf16__width64__tile64x128__m_major",
+        "gemm__bf16__bf16__depth64__bf16__width64__tile128x128__m_major",
         "A along m",
     )?;
     choose(GemmConfig { k: 12, ..good }, "gemm_portable__bf16__bf16", "k is 12, no multiple of 8")?;

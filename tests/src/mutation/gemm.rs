@@ -14,6 +14,7 @@ use super::device::{Device, Elements, OWNER, words};
 pub const JOBS: &[Job] = &[
     Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
+    Job { name: "gemm_few", run: gemm_few, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_blocks", run: gemm_blocks, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
     Job { name: "gemm_epilogue", run: gemm_epilogue, equivalents: &[] },
@@ -73,6 +74,11 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
     product::<Tile64x128>(device, [72, 264, 336], [4, 3])
 }
 
+/// Eight rows by more steps than stages: a whole tile, then one in two parts.
+fn gemm_few(device: &Device) -> Result<Vec<u32>, Outcome> {
+    product::<Tile64x64>(device, [8, 72, 656], [1, 2])
+}
+
 /// So many bf16 below 1, so that every place of the result counts.
 pub(super) fn values(count: impl Into<u64>) -> Vec<u32> {
     words(count.into() as usize / 2).into_iter().map(|word| word & 0x3f7f_3f7f).collect()
@@ -86,15 +92,17 @@ where
     let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
     let d = device.upload::<bf16>("d", &values(m * n));
     let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(S::COLUMNS.into());
-    let counters = (tiles - u64::from(whole)) * u64::from(S::CLUSTER * WARPGROUPS);
+    let counters = (tiles - u64::from(whole)) * u64::from(S::CLUSTER * S::WARPGROUPS);
     let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * S::PIECE)) as usize]);
     let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
     let split = counters > 0;
     let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));
+    let few_map = map_of(device, &a, [m, k], ([FEW as u32, 64], Swizzle::Bytes128));
     // SAFETY: the maps were encoded for these matrices and boxes; the kernel reads the result as it was before it stores it.
     let args = unsafe {
         GemmArgs::<bf16, bf16, 64, bf16, 64, S, false, false> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
+            few: (S::ROWS == 64 && m <= MOST_FEW.into()).then(|| DeviceTensorMap::from_raw(few_map.view().access("map"), a.view().access("matrix"))),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
@@ -135,7 +143,7 @@ fn gemm_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
     let a_scales = device.upload::<f32>("a_scales", &numbers(blocks * m));
     let b_scales = device.upload::<f32>("b_scales", &numbers(3 * blocks.next_multiple_of(4)));
     let d = device.upload::<bf16>("d", &values(m * n));
-    let counters = 2 * u64::from(WARPGROUPS);
+    let counters = 2 * u64::from(Tile128x128::WARPGROUPS);
     let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * Tile128x128::PIECE)) as usize]);
     let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
     let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));

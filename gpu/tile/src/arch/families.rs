@@ -44,6 +44,11 @@ pub trait GlobalMemory {
     /// # Safety
     /// As [`load_read_only_vector`](Self::load_read_only_vector).
     unsafe fn load_read_only_vector_lasting(address: u64) -> [u32; 4];
+    /// `prefetch.global.L2`: brings the line of an address into the L2 cache. A hint. PTX ISA 9.7.9.15, `prefetch`.
+    ///
+    /// # Safety
+    /// `address` is inside a live allocation.
+    unsafe fn prefetch_line(address: u64);
     /// `ld.global`.
     ///
     /// # Safety
@@ -291,6 +296,12 @@ pub trait BulkCopy {
     /// # Safety
     /// Address and `bytes` are multiples of 16, the range is there.
     unsafe fn prefetch(global: u64, bytes: u32);
+    /// `prefetch.global.L2::evict_last` and `prefetch.tensormap`: brings a tensor map into the cache of maps, and keeps it in the L2 cache for the next launch.
+    /// A hint. PTX ISA 9.7.9.15, `prefetch`.
+    ///
+    /// # Safety
+    /// `map` is the address of an encoded tensor map.
+    unsafe fn prefetch_map(map: u64);
     /// `cp.async.bulk.tensor.{2,3,4,5}d.shared::cluster.global.mbarrier::complete_tx::bytes`: one box of the
     /// tensor that the map at `map` describes, from `coordinates` (innermost first).
     ///

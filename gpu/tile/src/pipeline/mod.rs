@@ -107,6 +107,13 @@ impl<S: SharedStorage, const STAGES: usize> Pipeline<S, STAGES> {
         self.stage(AT as u32)
     }
 
+    /// The memory of all stages, for what is written before the first is filled.
+    #[inline(always)]
+    pub fn stages(self) -> Tiles<S, STAGES> {
+        // SAFETY: the ring lies in the arena and begins with its stages.
+        unsafe { Tiles::at(self.address) }
+    }
+
     /// The memory of a stage that a cursor of this ring names, below `STAGES`.
     #[inline(always)]
     fn stage(self, stage: u32) -> S {

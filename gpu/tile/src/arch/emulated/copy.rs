@@ -60,6 +60,10 @@ impl BulkCopy for Emulated {
     #[inline(always)]
     unsafe fn prefetch(_: u64, _: u32) {}
 
+    /// The emulator has no cache.
+    #[inline(always)]
+    unsafe fn prefetch_map(_: u64) {}
+
     #[inline(always)]
     #[track_caller]
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {

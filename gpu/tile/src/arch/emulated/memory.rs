@@ -74,6 +74,10 @@ impl GlobalMemory for Emulated {
         words(device::global_read(address, ReadOrder::ReadOnly))
     }
 
+    /// The emulator has no cache.
+    #[inline(always)]
+    unsafe fn prefetch_line(_: u64) {}
+
     #[inline(always)]
     #[track_caller]
     unsafe fn load_read_only_lasting<T: Pod>(address: u64) -> T {

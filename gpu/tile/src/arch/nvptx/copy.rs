@@ -92,6 +92,12 @@ impl BulkCopy for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_map(map: u64) {
+        // SAFETY: see above.
+        unsafe { asm!("prefetch.global.L2::evict_last [{0}]; prefetch.tensormap [{0}];", in(reg64) map, options(nostack)) };
+    }
+
+    #[inline(always)]
     unsafe fn add_f32(global: u64, shared: u32, bytes: u32) {
         // SAFETY: see above.
         unsafe {

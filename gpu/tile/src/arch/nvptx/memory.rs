@@ -98,6 +98,12 @@ impl GlobalMemory for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn prefetch_line(address: u64) {
+        // SAFETY: the caller vouches for the address.
+        unsafe { asm!("prefetch.global.L2 [{0}];", in(reg64) address, options(nostack)) };
+    }
+
+    #[inline(always)]
     unsafe fn load_read_only_lasting<T: Pod>(address: u64) -> T {
         // SAFETY: the caller vouches for the address; each arm reads exactly the bytes of `T`.
         unsafe {
