@@ -1,34 +1,34 @@
 //! Operands of the product by `mma.sync`: rows in device memory, panels in shared memory, fragments in registers.
 //!
-//! A panel is 64 rows or columns of the product by the 16 elements along K that one instruction takes, 2 KiB. It lies as its operand does:
-//! `[64, 16]` where rows run along K, else `[16, 64]`, which `ldmatrix` transposes. Both are swizzled, so that eight threads that copy 16 bytes
-//! each, and the eight rows that `ldmatrix` reads, meet each bank once.
+//! A panel is 64 rows or columns of the product by 64 elements of the sum, rows of 128 bytes, 8 KiB. It lies as its operand does: rows along
+//! K, or across it, which `ldmatrix` transposes. Both are swizzled, so that eight threads that copy 16 bytes each, and the eight rows that `ldmatrix`
+//! reads, meet each bank once.
+//!
+//! A thread finds the first chunk that it copies, and the first that it reads of each operand, once; the others are constants away.
 
-use oxtile_tile::layout::{Swizzle32, Swizzle128};
-use oxtile_tile::num::{Float, Pod, opaque};
+use oxtile_tile::global::Cursor;
+use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::{Float, Pod, anew, opaque};
 use oxtile_tile::pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{OperandTile, RegisterElement};
-use oxtile_tile::shared::{Overlay, SharedTile, Tiles};
-use oxtile_tile::warp_matrix::{KMajor, NMajor, RightTile};
+use oxtile_tile::shared::{Chunk, SharedTile};
+use oxtile_tile::warp_matrix::RightTile;
 
 /// Rows of `A`, or columns of `B`, of a panel.
 pub const PART: usize = 64;
-/// Elements of the sum of a panel: what an instruction takes.
+/// Elements of the sum of a panel.
+pub const DEPTH: usize = 64;
+/// Elements of the sum that an instruction takes.
 pub const STEP: usize = 16;
-/// Panels of a stage along K.
-pub const PANELS: usize = 2;
 /// Elements that are copied at a time, 16 bytes.
 const CHUNK: u32 = 8;
+/// Rows of a panel that 256 threads copy at a time.
+const COPIED_ROWS: u32 = 32;
 
-/// A panel of an operand along K, and of one across it.
-type Along<T> = SharedTile<T, PART, STEP, Swizzle32>;
-type Across<T> = SharedTile<T, STEP, PART, Swizzle128>;
-
-type Panel<T> = Overlay<Along<T>, Across<T>>;
-
-/// A stage's part of an operand: `COUNT` panels, those of the same rows one after the other.
-pub type Panels<T, const COUNT: usize> = Tiles<Panel<T>, COUNT>;
+/// A stage's part of an operand, `ROWS` rows or columns of the product: panels one after the other, of 64 rows each.
+pub type Panels<T, const ROWS: usize> = SharedTile<T, ROWS, DEPTH, Swizzle128>;
+type Place<T, const ROWS: usize> = Chunk<T, ROWS, DEPTH, Swizzle128>;
 
 /// A matrix of 16-bit elements that is multiplied, in rows without gaps.
 #[derive(Clone, Copy, Parameter)]
@@ -52,104 +52,154 @@ impl<T: Pod> OperandRowsArgument<'_, T> {
     }
 }
 
-/// Where the thread copies 16 bytes of every part of a stage: its panel there, and its first element in that.
+/// What a thread copies of an operand in a tile's next step: chunks of 16 bytes, 32 rows of the panels apart.
 #[derive(Clone, Copy)]
-struct Place {
-    panel: u32,
-    row: u32,
-    column: u32,
+pub struct Source<T: Pod, const ROWS: usize> {
+    values: Global<T>,
+    /// Rows or columns of the product.
+    outer: u32,
+    /// Elements of the sum.
+    depth: u32,
+    /// The first chunk.
+    first: Cursor<T>,
+    /// Rows or columns of the product from there to the edge; none where the sum has ended.
+    inside: u32,
+    /// The same for chunks 32 elements deeper in the sum, if rows lie across K.
+    inside_deeper: u32,
+    /// Elements of a chunk before the end of the sum, if rows lie along K.
+    width: u32,
 }
 
-impl Place {
-    /// Each of 256 threads has another place. Eight neighbours fill 128 bytes of shared memory, and read 32 or 128 bytes of a row.
+impl<T: RegisterElement + Float, const ROWS: usize> Source<T, ROWS> {
+    /// Chunks of a step.
+    const CHUNKS: u32 = ROWS as u32 / COPIED_ROWS;
+
+    /// An operand of `[outer, depth]`, of which nothing is copied before [`begin`](Self::begin).
     #[inline(always)]
-    fn of_thread<const ACROSS: bool>() -> Self {
-        let thread = thread::index();
-        match ACROSS {
-            true => Self { panel: thread / 128, row: thread / 8 % STEP as u32, column: thread % 8 * CHUNK },
-            false => Self { panel: thread / 8 % 2, row: thread / 16 * 4 + thread / 2 % 4, column: thread % 2 * CHUNK },
-        }
+    pub fn new(rows: &OperandRows<T>, [outer, depth]: [u32; 2]) -> Self {
+        let values = rows.values;
+        Self { values, outer, depth, first: Cursor::new(values, 0), inside: 0, inside_deeper: 0, width: CHUNK }
     }
-}
 
-/// Starts to copy the panels of `COUNT / PANELS` parts of an operand of `[outer, depth]`, from row `first` and element `start` of the sum on. What
-/// is beyond an edge becomes zero.
-#[inline(always)]
-pub fn copy<T: RegisterElement + Float, const COUNT: usize, const ACROSS: bool, const ALIGNED: bool>(
-    source: &OperandRows<T>,
-    target: Panels<T, COUNT>,
-    [first, start]: [u32; 2],
-    [outer, depth]: [u32; 2],
-) {
-    let place @ Place { panel, row, column } = Place::of_thread::<ACROSS>();
-    let step = start + panel * STEP as u32;
-    // The chunk's first element, by its place in the product.
-    let [first, k] = if ACROSS { [first + column, step + row] } else { [first + row, step + column] };
-    let parts = (COUNT / PANELS) as u32;
-    // Chunks of elements are a loop at run time: unrolled, they would cost registers.
-    for part in 0..if ALIGNED { parts } else { opaque(parts) } {
-        let (at, panel) = (first + part * PART as u32, target.tile(part * PANELS as u32 + panel));
+    /// Row and column of a thread's first chunk. Eight neighbours copy 128 bytes of a row.
+    #[inline(always)]
+    fn place(thread: u32) -> [u32; 2] {
+        [thread / 8, thread % 8 * CHUNK]
+    }
+
+    /// Begins a tile's first step, at row or column `first` of the product, which may be beyond the edge.
+    #[inline(always)]
+    pub fn begin<const ACROSS: bool>(&mut self, first: u32) {
+        // The same index, but for the compiler another one for each tile: what follows from it takes no registers while a tile is multiplied.
+        let thread = anew(thread::index(), first);
+        let ([row, column], Self { values, outer, depth, .. }) = (Self::place(thread), *self);
+        let [at, k] = if ACROSS { [first + column, row] } else { [first + row, column] };
         let index = if ACROSS { u64::from(k) * u64::from(outer) + u64::from(at) } else { u64::from(at) * u64::from(depth) + u64::from(k) };
-        if ALIGNED {
-            let valid = if at < outer && k < depth { 16 } else { 0 };
-            match ACROSS {
-                true => pipeline::copy_async_to_tile(panel.second(), [row, column], &source.values, index, valid),
-                false => pipeline::copy_async_to_tile(panel.first(), [row, column], &source.values, index, valid),
-            }
-        } else {
-            // How many elements of the chunk are inside.
-            let count = if ACROSS && k < depth {
-                outer.saturating_sub(at)
-            } else if !ACROSS && at < outer {
-                depth.saturating_sub(k)
-            } else {
-                0
+        let inside = outer.saturating_sub(at);
+        *self = Self { first: Cursor::new(values, index), inside, inside_deeper: inside, width: CHUNK, ..*self };
+    }
+
+    /// Goes on to the next step.
+    #[inline(always)]
+    pub fn advance<const ACROSS: bool>(&mut self) {
+        self.first = self.first.further(DEPTH as u64 * if ACROSS { u64::from(self.outer) } else { 1 });
+    }
+
+    /// Leaves out what is after the end of the sum, `depth` elements from the beginning of the next step, which is the last.
+    #[inline(always)]
+    pub fn end<const ACROSS: bool>(&mut self, depth: u32) {
+        let [row, column] = Self::place(anew(thread::index(), self.inside));
+        let deep = depth.saturating_sub(if ACROSS { row } else { column });
+        self.inside = if deep > 0 { self.inside } else { 0 };
+        self.inside_deeper = if deep > COPIED_ROWS { self.inside_deeper } else { 0 };
+        self.width = deep.min(CHUNK);
+    }
+
+    /// Starts to copy the step's chunks; what is beyond an edge becomes zero. Unless `ALIGNED`, elements are copied one by one.
+    #[inline(always)]
+    pub fn copy<const ACROSS: bool, const ALIGNED: bool>(&self, target: Panels<T, ROWS>) {
+        let [row, column] = Self::place(thread::index());
+        // From row to row of the panels; rows across K are those of the next panel after two.
+        let stride = u64::from(COPIED_ROWS) * u64::from(if ACROSS { self.outer } else { self.depth });
+        let mut rows = self.first;
+        // Element by element, a loop at run time: unrolled, it would cost registers.
+        for number in 0..if ALIGNED { Self::CHUNKS } else { opaque(Self::CHUNKS) } {
+            let below = number * COPIED_ROWS;
+            let is_deeper = ACROSS && number % 2 == 1;
+            let further = if ACROSS { below / PART as u32 * PART as u32 } else { below };
+            let inside = if is_deeper { self.inside_deeper } else { self.inside };
+            let source = match ACROSS {
+                true => self.first.further(if is_deeper { stride } else { 0 }).further(further.into()),
+                false => rows,
             };
-            copy_elements::<T, ACROSS>(source, panel, place, index, count);
+            if ALIGNED {
+                pipeline::copy_async_to_chunk(target, Place::new(row, column).below(below), source, further < inside);
+            } else {
+                let inside = inside.saturating_sub(further);
+                copy_elements(target, [row + below, column], source, if ACROSS || inside == 0 { inside } else { self.width });
+            }
+            rows = rows.further(stride);
         }
     }
 }
 
-/// Copies the elements of a chunk one by one: `count` of them from `index` on, then zeros.
+/// Copies `count` elements to a chunk, and zeros to its end.
 #[inline(always)]
-fn copy_elements<T: RegisterElement + Float, const ACROSS: bool>(
-    source: &OperandRows<T>,
-    panel: Panel<T>,
-    Place { row, column, .. }: Place,
-    index: u64,
+fn copy_elements<T: RegisterElement + Float, const ROWS: usize>(
+    target: Panels<T, ROWS>,
+    [row, column]: [u32; 2],
+    source: Cursor<T>,
     count: u32,
 ) {
-    let values: [T; CHUNK as usize] =
-        core::array::from_fn(|i| if (i as u32) < count { source.values.load(index + i as u64) } else { T::from_f32(0.0) });
+    let values: [T; CHUNK as usize] = core::array::from_fn(|i| if (i as u32) < count { source.load(i as u64) } else { T::from_f32(0.0) });
     let mut i = 0;
     while i < CHUNK {
-        match ACROSS {
-            true => panel.second().store(row, column + i, values[i as usize]),
-            false => panel.first().store(row, column + i, values[i as usize]),
-        }
+        target.store(row, column + i, values[i as usize]);
         i += 1;
     }
 }
 
-/// The rows that a warp has of four parts of `A`, from panel `step` of a stage.
-#[inline(always)]
-pub fn left<T: RegisterElement, const COUNT: usize, const ACROSS: bool, const PARTS: usize>(
-    panels: Panels<T, COUNT>,
-    step: u32,
-) -> [OperandTile<T, STEP>; PARTS] {
-    core::array::from_fn(|part| {
-        let panel = panels.tile(part as u32 * PANELS as u32 + step);
-        if ACROSS { OperandTile::load_transposed(panel.second()) } else { OperandTile::load(panel.first()) }
-    })
+/// Where a lane reads what its warp multiplies: of each panel of `A` 16 rows, and a panel of `B`.
+#[derive(Clone, Copy)]
+pub struct Places<T: RegisterElement, const ROWS: usize, const COLUMNS: usize> {
+    left: Place<T, ROWS>,
+    right: Place<T, COLUMNS>,
 }
 
-/// The columns of part `part` of `B`, from panel `step` of a stage.
-#[inline(always)]
-pub fn right<T: RegisterElement, const COUNT: usize, const ACROSS: bool>(
-    panels: Panels<T, COUNT>,
-    part: u32,
-    step: u32,
-) -> RightTile<T, PART> {
-    let panel = panels.tile(part * PANELS as u32 + step);
-    if ACROSS { RightTile::load(NMajor(panel.second())) } else { RightTile::load(KMajor(panel.first())) }
+impl<T: RegisterElement, const ROWS: usize, const COLUMNS: usize> Places<T, ROWS, COLUMNS> {
+    /// Those of the first instruction, of panel `panel` of `B`; whether rows lie across K is `M_MAJOR` and `N_MAJOR` of `A` and of `B`, here and below.
+    #[inline(always)]
+    pub fn new<const M_MAJOR: bool, const N_MAJOR: bool>(panel: u32) -> Self {
+        let right = if N_MAJOR { RightTile::<T, 16>::chunk_transposed() } else { RightTile::<T, 16>::chunk() };
+        Self {
+            left: if M_MAJOR { OperandTile::<T, STEP>::chunk_transposed() } else { OperandTile::<T, STEP>::chunk() },
+            right: right.below(panel * PART as u32),
+        }
+    }
+
+    /// The same, [anew](oxtile_tile::num::anew()).
+    #[inline(always)]
+    pub fn anew(self, changing: u32) -> Self {
+        Self { left: self.left.anew(changing), right: self.right.anew(changing) }
+    }
+
+    /// The rows of a panel of `A`, as deep as instruction `step`.
+    #[inline(always)]
+    pub fn left<const M_MAJOR: bool>(self, panels: Panels<T, ROWS>, panel: usize, step: u32) -> OperandTile<T, STEP> {
+        let (further, deeper) = ((panel * PART) as u32, step * STEP as u32);
+        match M_MAJOR {
+            true => OperandTile::load_chunk_transposed(panels, self.left.below(further + deeper)),
+            false => OperandTile::load_chunk(panels, self.left.beside(deeper).below(further)),
+        }
+    }
+
+    /// 16 columns of `B` from `column` of its panel on, as deep as instruction `step`.
+    #[inline(always)]
+    pub fn right<const N_MAJOR: bool>(self, panels: Panels<T, COLUMNS>, column: u32, step: u32) -> RightTile<T, 16> {
+        let deeper = step * STEP as u32;
+        match N_MAJOR {
+            true => RightTile::load_chunk_transposed(panels, self.right.beside(column).below(deeper)),
+            false => RightTile::load_chunk(panels, self.right.beside(deeper).below(column)),
+        }
+    }
 }

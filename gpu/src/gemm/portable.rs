@@ -27,32 +27,36 @@ use oxtile_tile::warp_matrix::{self, RightTile};
 
 use super::Shape;
 use super::fusion::Fusion;
-use super::panels::{self, OperandRows, PANELS, PART, Panels, STEP};
+use super::panels::{DEPTH, OperandRows, PART, Panels, Places, STEP, Source};
 
 const THREADS: u32 = 256;
 /// Parts of 64 rows of a block's tile.
 const ROW_PARTS: usize = 4;
 /// Parts of 64 columns; four warps have each.
 const COLUMN_PARTS: usize = 2;
+/// Columns that are multiplied before the next fragments are loaded.
+const GROUP: usize = 16;
+/// Groups of a part.
+const GROUPS: usize = PART / GROUP;
+const ROWS: usize = ROW_PARTS * PART;
+const COLUMNS: usize = COLUMN_PARTS * PART;
 /// Rows of a block's tile of `D`.
-pub const PORTABLE_ROWS: u32 = (ROW_PARTS * PART) as u32;
+pub const PORTABLE_ROWS: u32 = ROWS as u32;
 /// Columns of a block's tile of `D`.
-pub const PORTABLE_COLUMNS: u32 = (COLUMN_PARTS * PART) as u32;
-/// Elements of the sum of a stage.
-const DEPTH: u32 = (PANELS * STEP) as u32;
+pub const PORTABLE_COLUMNS: u32 = COLUMNS as u32;
 /// 96 KiB: what a block may have on sm_89 and sm_120.
-const STAGES: u32 = 4;
+const STAGES: u32 = 2;
 /// Rows of tiles that run together.
 const BAND: u32 = 8;
 
 const _: () = assert!(THREADS == 128 * COLUMN_PARTS as u32, "four warps have 64 columns");
-const _: () = assert!(STAGES >= 3, "one stage is read, the next is there, another is filled");
+const _: () = assert!(GROUPS == ROW_PARTS, "a group's columns are multiplied while a part's rows and a group's columns are loaded");
 
 /// The operands of a step.
 #[derive(SharedStorage, Clone, Copy)]
 struct Stage<T: Pod> {
-    a: Panels<T, { ROW_PARTS * PANELS }>,
-    b: Panels<T, { COLUMN_PARTS * PANELS }>,
+    a: Panels<T, ROWS>,
+    b: Panels<T, COLUMNS>,
 }
 
 #[derive(SharedStorage)]
@@ -74,8 +78,8 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
     let Shared { ring } = Shared::<T>::claim();
     let (Shape { m, n, .. }, majors) = (shape, (a.along_k, b.along_k));
     let mut tiles = PersistentTiles::<BAND>::new(m.div_ceil(PORTABLE_ROWS), n.div_ceil(PORTABLE_COLUMNS));
-    let mut copies = Copies::new(a, b, shape, tiles);
-    let mut stage = match majors {
+    let mut copies = Copies::new(&a, &b, shape, tiles);
+    let mut full = match majors {
         (true, true) => fill::<T, ALIGNED, false, false>(ring, &mut copies),
         (true, false) => fill::<T, ALIGNED, false, true>(ring, &mut copies),
         (false, true) => fill::<T, ALIGNED, true, false>(ring, &mut copies),
@@ -84,18 +88,22 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
     let factor = fusion.factor();
     while let Some([row, column]) = tiles.next_tile() {
         let mut sums = match majors {
-            (true, true) => multiply::<T, ALIGNED, false, false>(ring, &mut copies, &mut stage),
-            (true, false) => multiply::<T, ALIGNED, false, true>(ring, &mut copies, &mut stage),
-            (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut stage),
-            (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut stage),
+            (true, true) => multiply::<T, ALIGNED, false, false>(ring, &mut copies, &mut full),
+            (true, false) => multiply::<T, ALIGNED, false, true>(ring, &mut copies, &mut full),
+            (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut full),
+            (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut full),
         };
-        let column = column * PORTABLE_COLUMNS + column_part() * PART as u32;
-        let mut part = 0;
-        while part < ROW_PARTS {
-            let origin = [row * PORTABLE_ROWS + (part * PART) as u32, column];
-            fusion.apply::<PART, ALIGNED>(&mut sums[part], factor, &d, [m, n], origin);
-            store::<O, ALIGNED>(&sums[part], &d, [m, n], origin);
-            part += 1;
+        let [row, column] = [row * PORTABLE_ROWS, column * PORTABLE_COLUMNS + column_part() * PART as u32];
+        let mut group = 0;
+        while group < GROUPS {
+            let mut part = 0;
+            while part < ROW_PARTS {
+                let origin = [row + (part * PART) as u32, column + (group * GROUP) as u32];
+                fusion.apply::<GROUP, ALIGNED>(&mut sums[group][part], factor, &d, [m, n], origin);
+                store::<O, ALIGNED>(&sums[group][part], &d, [m, n], origin);
+                part += 1;
+            }
+            group += 1;
         }
     }
     // None is under way when the block ends.
@@ -127,43 +135,67 @@ fn column_part() -> u32 {
 
 /// What is copied next: the steps of one tile of the block after those of another.
 struct Copies<T: Pod> {
-    a: OperandRows<T>,
-    b: OperandRows<T>,
+    a: Source<T, ROWS>,
+    b: Source<T, COLUMNS>,
     shape: Shape,
     tiles: PersistentTiles<BAND>,
     /// Steps of a tile.
     steps: u32,
-    /// The next one.
-    step: u32,
-    /// Its tile's first row and column; after the last tile, ones beyond the edge, so that zeros are copied.
-    origin: [u32; 2],
+    /// Those that are not copied yet.
+    left: u32,
 }
 
 impl<T: RegisterElement + Float> Copies<T> {
     #[inline(always)]
-    fn new(a: OperandRows<T>, b: OperandRows<T>, shape: Shape, tiles: PersistentTiles<BAND>) -> Self {
-        let mut copies = Self { a, b, shape, tiles, steps: shape.k.div_ceil(DEPTH).max(1), step: 0, origin: [0; 2] };
-        copies.next_tile();
-        copies
+    fn new(a: &OperandRows<T>, b: &OperandRows<T>, shape: Shape, tiles: PersistentTiles<BAND>) -> Self {
+        let (Shape { m, n, k }, steps) = (shape, shape.k.div_ceil(DEPTH as u32).max(1));
+        Self { a: Source::new(a, [m, k]), b: Source::new(b, [n, k]), shape, tiles, steps, left: 0 }
     }
 
+    /// Begins the next tile. After the last comes one beyond the edge, of which zeros are copied.
     #[inline(always)]
-    fn next_tile(&mut self) {
+    fn next_tile<const M_MAJOR: bool, const N_MAJOR: bool>(&mut self) {
         let Shape { m, n, .. } = self.shape;
-        self.origin = self.tiles.next_tile().map_or([m, n], |[row, column]| [row * PORTABLE_ROWS, column * PORTABLE_COLUMNS]);
+        let [row, column] = self.tiles.next_tile().map_or([m, n], |[row, column]| [row * PORTABLE_ROWS, column * PORTABLE_COLUMNS]);
+        self.a.begin::<M_MAJOR>(row);
+        self.b.begin::<N_MAJOR>(column);
+        self.left = self.steps;
+        self.end::<M_MAJOR, N_MAJOR>();
     }
 
-    /// Starts to copy the next step, as one group.
+    /// Prepares the last step.
+    #[inline(always)]
+    fn end<const M_MAJOR: bool, const N_MAJOR: bool>(&mut self) {
+        if self.left == 1 {
+            let depth = self.shape.k - (self.steps - 1) * DEPTH as u32;
+            self.a.end::<M_MAJOR>(depth);
+            self.b.end::<N_MAJOR>(depth);
+        }
+    }
+
+    /// Steps that are copied alike.
+    #[inline(always)]
+    fn alike(&self) -> u32 {
+        (self.left - 1).max(1)
+    }
+
+    /// Starts to copy the next step, as one group of copies.
     #[inline(always)]
     fn start<const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(&mut self, stage: Stage<T>) {
-        let (Shape { m, n, k }, [row, column], start) = (self.shape, self.origin, self.step * DEPTH);
-        panels::copy::<T, _, M_MAJOR, ALIGNED>(&self.a, stage.a, [row, start], [m, k]);
-        panels::copy::<T, _, N_MAJOR, ALIGNED>(&self.b, stage.b, [column, start], [n, k]);
+        self.a.copy::<M_MAJOR, ALIGNED>(stage.a);
+        self.b.copy::<N_MAJOR, ALIGNED>(stage.b);
         pipeline::commit_copies();
-        self.step += 1;
-        if self.step == self.steps {
-            self.step = 0;
-            self.next_tile();
+        self.a.advance::<M_MAJOR>();
+        self.b.advance::<N_MAJOR>();
+    }
+
+    /// Counts steps that are finished, at most those alike.
+    #[inline(always)]
+    fn count<const M_MAJOR: bool, const N_MAJOR: bool>(&mut self, steps: u32) {
+        self.left -= steps;
+        match self.left {
+            0 => self.next_tile::<M_MAJOR, N_MAJOR>(),
+            _ => self.end::<M_MAJOR, N_MAJOR>(),
         }
     }
 }
@@ -172,45 +204,56 @@ impl<T: RegisterElement + Float> Copies<T> {
 #[derive(Clone, Copy)]
 struct Fragments<T: RegisterElement> {
     left: [OperandTile<T, STEP>; ROW_PARTS],
-    right: RightTile<T, PART>,
+    right: [RightTile<T, GROUP>; GROUPS],
 }
 
 impl<T: RegisterElement> Fragments<T> {
+    /// Loads what instruction `step` of a stage takes.
     #[inline(always)]
-    fn load<const M_MAJOR: bool, const N_MAJOR: bool>(stage: Stage<T>, panel: u32) -> Self {
+    fn load<const M_MAJOR: bool, const N_MAJOR: bool>(places: Places<T, ROWS, COLUMNS>, stage: Stage<T>, step: u32) -> Self {
         Self {
-            left: panels::left::<T, _, M_MAJOR, ROW_PARTS>(stage.a, panel),
-            right: panels::right::<T, _, N_MAJOR>(stage.b, column_part(), panel),
+            left: core::array::from_fn(|part| places.left::<M_MAJOR>(stage.a, part, step)),
+            right: core::array::from_fn(|group| places.right::<N_MAJOR>(stage.b, (group * GROUP) as u32, step)),
         }
     }
 
     #[inline(always)]
-    fn multiply(&self, sums: &mut Sums) {
-        warp_matrix::multiply_add::<T, PART, STEP, ROW_PARTS>(sums, &self.left, self.right);
+    fn multiply(self, sums: &mut Sums) {
+        let mut group = 0;
+        while group < GROUPS {
+            warp_matrix::multiply_add(&mut sums[group], &self.left, self.right[group]);
+            group += 1;
+        }
     }
 }
 
 type Ring<T> = Tiles<Stage<T>, { STAGES as usize }>;
-type Sums = [RegisterTile<PART>; ROW_PARTS];
+/// Of each group of columns, the parts of rows.
+type Sums = [[RegisterTile<GROUP>; ROW_PARTS]; GROUPS];
 
-/// Where the block is in the ring, and the fragments of that stage's first panel.
+/// Where the block is in the ring.
 struct Full<T: RegisterElement> {
     number: u32,
+    places: Places<T, ROWS, COLUMNS>,
+    /// Of the stage's first instruction.
     first: Fragments<T>,
 }
 
-/// Starts to fill all stages but one, and waits for the first.
+/// Starts to fill all stages, and waits for the first.
 #[inline(always)]
 fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(
     ring: Ring<T>,
     copies: &mut Copies<T>,
 ) -> Full<T> {
-    for number in 0..STAGES - 1 {
+    copies.next_tile::<M_MAJOR, N_MAJOR>();
+    for number in 0..STAGES {
         copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(ring.tile(number));
+        copies.count::<M_MAJOR, N_MAJOR>(1);
     }
-    pipeline::wait_copies::<{ STAGES - 2 }>();
+    pipeline::wait_copies::<{ STAGES - 1 }>();
     block::sync();
-    Full { number: 0, first: Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(0), 0) }
+    let places = Places::new::<M_MAJOR, N_MAJOR>(column_part());
+    Full { number: 0, places, first: Fragments::load::<M_MAJOR, N_MAJOR>(places, ring.tile(0), 0) }
 }
 
 /// The sums of a tile, from the stage that is full on.
@@ -218,19 +261,33 @@ fn fill<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, co
 fn multiply<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool, const N_MAJOR: bool>(
     ring: Ring<T>,
     copies: &mut Copies<T>,
-    stage: &mut Full<T>,
+    full: &mut Full<T>,
 ) -> Sums {
-    let mut sums = [RegisterTile::zero(); ROW_PARTS];
-    for _ in 0..copies.steps {
-        let second = Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(stage.number), 1);
-        stage.first.multiply(&mut sums);
-        pipeline::wait_copies::<{ STAGES - 3 }>();
-        block::sync();
-        // The stage before this one.
-        copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(ring.tile((stage.number + STAGES - 1) % STAGES));
-        stage.number = (stage.number + 1) % STAGES;
-        stage.first = Fragments::load::<M_MAJOR, N_MAJOR>(ring.tile(stage.number), 0);
-        second.multiply(&mut sums);
+    let mut sums = [[RegisterTile::zero(); ROW_PARTS]; GROUPS];
+    let load = |places, stage, step| Fragments::<T>::load::<M_MAJOR, N_MAJOR>(places, stage, step);
+    // The places of other layouts, which are chosen at run time, would take registers here.
+    let places = full.places.anew(full.number);
+    let mut left = copies.steps;
+    while left > 0 {
+        let steps = left.min(copies.alike());
+        for _ in 0..steps {
+            let stage = ring.tile(full.number);
+            let second = load(places, stage, 1);
+            full.first.multiply(&mut sums);
+            let third = load(places, stage, 2);
+            second.multiply(&mut sums);
+            let fourth = load(places, stage, 3);
+            third.multiply(&mut sums);
+            pipeline::wait_copies::<{ STAGES - 2 }>();
+            block::sync();
+            // All have read this stage.
+            copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(stage);
+            full.number = (full.number + 1) % STAGES;
+            full.first = load(places, ring.tile(full.number), 0);
+            fourth.multiply(&mut sums);
+        }
+        left -= steps;
+        copies.count::<M_MAJOR, N_MAJOR>(steps);
     }
     sums
 }
@@ -265,7 +322,7 @@ impl PairElement for f16 {
 /// Stores a warp's part of a tile of `D`, which starts at `[row, column]`: if `ALIGNED` in pairs.
 #[inline(always)]
 fn store<O: PairElement, const ALIGNED: bool>(
-    tile: &RegisterTile<PART>,
+    tile: &RegisterTile<GROUP>,
     d: &GlobalMut<O>,
     [rows, columns]: [u32; 2],
     [row, column]: [u32; 2],
@@ -274,7 +331,7 @@ fn store<O: PairElement, const ALIGNED: bool>(
     while half < register_tile::THREAD_ROWS {
         let row = row + register_tile::row(half as u32);
         let mut pair = 0;
-        while pair < RegisterTile::<PART>::PAIRS && row < rows {
+        while pair < RegisterTile::<GROUP>::PAIRS && row < rows {
             let (column, values) = (column + register_tile::column(pair as u32), tile.pair(half, pair));
             let at = u64::from(row) * u64::from(columns) + u64::from(column);
             if ALIGNED && column < columns {

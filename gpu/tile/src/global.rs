@@ -158,6 +158,53 @@ impl<T: Pod> Global<T> {
     }
 }
 
+/// A place in a view, which a loop carries on where an index would be multiplied and added to the view's address for each access. It may be
+/// outside: an access checks it, where indices are checked.
+#[derive(Clone, Copy)]
+pub struct Cursor<T> {
+    view: Global<T>,
+    address: u64,
+}
+
+impl<T: Pod> Cursor<T> {
+    /// The place of element `index` of a view.
+    #[inline(always)]
+    pub fn new(view: Global<T>, index: u64) -> Self {
+        Self { view, address: view.address + index * size_of::<T>() as u64 }
+    }
+
+    /// The place `elements` further.
+    #[inline(always)]
+    #[must_use]
+    pub fn further(self, elements: u64) -> Self {
+        Self { address: self.address + elements * size_of::<T>() as u64, ..self }
+    }
+
+    /// Element `i` from here on.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load(self, i: u64) -> T {
+        // SAFETY: as `Global::load`.
+        unsafe { Target::load_read_only(self.further(i).range(1)) }
+    }
+
+    /// The device address of `count` elements from here on, all in the view.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn range(self, count: u64) -> u64 {
+        if Target::CHECKED {
+            return self.view.range((self.address - self.view.address) / size_of::<T>() as u64, count);
+        }
+        self.address
+    }
+
+    /// As [`Global::address_of_nothing`].
+    #[inline(always)]
+    pub(crate) const fn address_of_nothing(&self) -> u64 {
+        self.view.address_of_nothing()
+    }
+}
+
 impl<T: Pod> Lasting<T> {
     #[inline(always)]
     #[track_caller]

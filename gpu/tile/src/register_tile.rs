@@ -17,7 +17,7 @@ use core::marker::PhantomData;
 use crate::arch::{Columns, MatrixColumns, MatrixElement, MatrixMove, SharedMemory, Target};
 use crate::layout::Swizzle;
 use crate::num::{Half, HalfPair, bf16, e4m3, e4m3x4, f16};
-use crate::shared::SharedTile;
+use crate::shared::{Chunk, SharedTile};
 use crate::thread;
 use crate::warp;
 
@@ -319,6 +319,39 @@ where
         let (row, column) = (thread::lane() / 16 * 8 + thread::lane() % 8, thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8);
         // SAFETY: `address_of` gives the address of 8 elements, 16 bytes that lie together, inside the tile.
         Self::of_steps(|step| unsafe { Target::load_matrices_transposed(source.address_of(16 * step + row, column)) })
+    }
+}
+
+impl<T: RegisterElement> OperandTile<T, 16> {
+    /// What a lane reads of a tile whose rows lie along K, for [`load_chunk`](Self::load_chunk): of the first instruction's 16 columns.
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk<const M: usize, const K: usize, S: Swizzle>() -> Chunk<T, M, K, S> {
+        Chunk::new(thread::warp() % 4 * 16 + thread::lane() % 16, thread::lane() / 16 * 8)
+    }
+
+    /// What a lane reads of a tile that holds the transpose, for [`load_chunk_transposed`](Self::load_chunk_transposed): of the first
+    /// instruction's 16 rows.
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk_transposed<const K: usize, const M: usize, S: Swizzle>() -> Chunk<T, K, M, S> {
+        Chunk::new(thread::lane() / 16 * 8 + thread::lane() % 8, thread::warp() % 4 * 16 + thread::lane() / 8 % 2 * 8)
+    }
+
+    /// Loads what one instruction takes, from [`chunk`](Self::chunk) or the one 16 columns further, .... All threads of the warpgroup call it, after whatever published the tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk<const M: usize, const K: usize, S: Swizzle>(source: SharedTile<T, M, K, S>, chunk: Chunk<T, M, K, S>) -> Self {
+        // SAFETY: `address_of_chunk` gives the address of 16 bytes that lie together, inside the tile.
+        Self::of_steps(|_| unsafe { Target::load_matrices(source.address_of_chunk(chunk)) })
+    }
+
+    /// The same of a tile that holds the transpose, from [`chunk_transposed`](Self::chunk_transposed) or the one 16 rows further, ....
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk_transposed<const K: usize, const M: usize, S: Swizzle>(source: SharedTile<T, K, M, S>, chunk: Chunk<T, K, M, S>) -> Self {
+        // SAFETY: as `load_chunk`.
+        Self::of_steps(|_| unsafe { Target::load_matrices_transposed(source.address_of_chunk(chunk)) })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::launch::SHARED_BYTES;
 use crate::num::Pod;
 use crate::vector::Vector;
 
-pub use crate::shared_tile::{SharedTile, Tiles};
+pub use crate::shared_tile::{Chunk, SharedTile, Tiles};
 
 /// A piece of the arena.
 pub trait SharedStorage: Sized {

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 
 use crate::arch::{Control, SharedMemory, Target};
 use crate::layout::{ATOM_ROWS, Linear, Swizzle, SwizzleMode, TileLayout};
-use crate::num::Pod;
+use crate::num::{self, Pod};
 use crate::shared::{SharedStorage, name_piece};
 
 /// A `ROWS` by `COLUMNS` matrix in shared memory, row by row in panels of the swizzle's span
@@ -100,6 +100,51 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, 
             );
         }
         Self::LAYOUT.address(self.address, row, column * size_of::<T>() as u32)
+    }
+
+    /// The shared address of the 16 bytes at `chunk`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn address_of_chunk(self, chunk: Chunk<T, ROWS, COLUMNS, S>) -> u32 {
+        if Target::CHECKED && chunk.offset >= Self::SIZE {
+            let element = size_of::<T>() as u32;
+            Target::out_of_bounds_shared(self.address, Self::SIZE, (chunk.offset / element).into(), (ROWS * COLUMNS) as u64);
+        }
+        self.address + chunk.offset
+    }
+}
+
+/// Where 16 bytes lie in each tile of a kind. A thread that finds one before a loop finds others by constants: those of a row that is whole
+/// atoms further by an addition, and those of the same row by an xor.
+#[derive(Clone, Copy)]
+pub struct Chunk<T, const ROWS: usize, const COLUMNS: usize, S> {
+    offset: u32,
+    tile: PhantomData<fn() -> (T, S)>,
+}
+
+impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Chunk<T, ROWS, COLUMNS, S> {
+    /// The 16 bytes from `row`, `column` on, where a column of whole chunks begins.
+    #[inline(always)]
+    pub fn new(row: u32, column: u32) -> Self {
+        Self { offset: SharedTile::<T, ROWS, COLUMNS, S>::LAYOUT.address(0, row, column * size_of::<T>() as u32), tile: PhantomData }
+    }
+
+    /// The chunk `rows` further, a multiple of the 8 rows of an atom.
+    #[inline(always)]
+    pub fn below(self, rows: u32) -> Self {
+        Self { offset: self.offset + rows * SharedTile::<T, ROWS, COLUMNS, S>::LAYOUT.panel_row(), ..self }
+    }
+
+    /// The same chunk, [anew](crate::num::anew()).
+    #[inline(always)]
+    pub fn anew(self, changing: u32) -> Self {
+        Self { offset: num::anew(self.offset, changing), ..self }
+    }
+
+    /// The chunk of the same row whose column is this one's, xor `columns`: whole chunks, in the same panel.
+    #[inline(always)]
+    pub fn beside(self, columns: u32) -> Self {
+        Self { offset: self.offset ^ columns * size_of::<T>() as u32, ..self }
     }
 }
 

@@ -13,7 +13,7 @@ use core::marker::PhantomData;
 use crate::arch::{Columns, MatrixColumns, MatrixElement, MatrixMove, Target, WarpMatrix};
 use crate::layout::Swizzle;
 use crate::register_tile::{OperandTile, RegisterElement, RegisterTile};
-use crate::shared::SharedTile;
+use crate::shared::{Chunk, SharedTile};
 use crate::thread;
 
 /// A right operand, `K` by `N`, in shared memory.
@@ -84,6 +84,39 @@ where
             column += 16;
         }
         Self { words, element: PhantomData }
+    }
+}
+
+impl<T: RegisterElement> RightTile<T, 16> {
+    /// What a lane reads of a tile whose rows lie along K, for [`load_chunk`](Self::load_chunk): of the first 16 rows and columns.
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk<const N: usize, const K: usize, S: Swizzle>() -> Chunk<T, N, K, S> {
+        Chunk::new(thread::lane() / 16 * 8 + thread::lane() % 8, thread::lane() / 8 % 2 * 8)
+    }
+
+    /// The same of a tile whose rows lie along N, for [`load_chunk_transposed`](Self::load_chunk_transposed).
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk_transposed<const K: usize, const N: usize, S: Swizzle>() -> Chunk<T, K, N, S> {
+        Chunk::new(thread::lane() % 16, thread::lane() / 16 * 8)
+    }
+
+    /// Loads 16 columns of the product as deep as one instruction, from [`chunk`](Self::chunk) or one that is multiples of 16 rows and columns further.
+    /// All lanes of a warp call it together, after whatever published the tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk<const N: usize, const K: usize, S: Swizzle>(source: SharedTile<T, N, K, S>, chunk: Chunk<T, N, K, S>) -> Self {
+        // SAFETY: `address_of_chunk` gives the address of 16 bytes that lie together, inside the tile.
+        Self { words: unsafe { Target::load_matrices(source.address_of_chunk(chunk)) }, element: PhantomData }
+    }
+
+    /// The same of a tile whose rows lie along N, from [`chunk_transposed`](Self::chunk_transposed) or one that is multiples of 16 rows and columns further.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk_transposed<const K: usize, const N: usize, S: Swizzle>(source: SharedTile<T, K, N, S>, chunk: Chunk<T, K, N, S>) -> Self {
+        // SAFETY: as `load_chunk`.
+        Self { words: unsafe { Target::load_matrices_transposed(source.address_of_chunk(chunk)) }, element: PhantomData }
     }
 }
 

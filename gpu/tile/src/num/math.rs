@@ -34,6 +34,13 @@ pub fn opaque(value: u32) -> u32 {
     Target::permute_bytes(value, 0, 0x3210)
 }
 
+/// The same number, which for the compiler depends on `changing`: in a loop where that changes, what follows from it is computed anew, and kept in
+/// no registers. One instruction (`prmt.b32`).
+#[inline(always)]
+pub fn anew(value: u32, changing: u32) -> u32 {
+    Target::permute_bytes(value, changing, 0x3210)
+}
+
 /// Four of the eight bytes of `b:a`, those of `a` being numbers 0 to 3: byte `i` of the result is the one that nibble `i` of
 /// `selector` numbers, or eight times its sign where the nibble has its high bit (`prmt.b32`).
 #[inline(always)]

@@ -38,5 +38,5 @@ pub use element::{Element, Float, Pod};
 pub use fp4::{e2m1, e2m1x2, e2m1x8};
 pub use fp8::{Fp8, e4m3, e4m3x2, e4m3x4, e5m2, e5m2x2, e5m2x4};
 pub use half::{Half, HalfPair, bf16, bf16x2, f16, f16x2};
-pub use math::{fma, max, min, multiply_wide, opaque, permute_bytes};
+pub use math::{anew, fma, max, min, multiply_wide, opaque, permute_bytes};
 pub use scale::{ue8m0, ue8m0x2};

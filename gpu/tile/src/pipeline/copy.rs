@@ -1,10 +1,10 @@
 //! Copies that a thread starts, groups and waits for: 4 to 16 bytes into shared memory, and in bulk from it.
 
-use crate::arch::{AsyncCopy, BulkCopy, Target};
-use crate::global::{Global, GlobalMut, Lasting, elements_of};
+use crate::arch::{AsyncCopy, BulkCopy, Control, Target};
+use crate::global::{Cursor, Global, GlobalMut, Lasting, elements_of};
 use crate::layout::Swizzle;
 use crate::num::Pod;
-use crate::shared::{SharedArray, SharedTile};
+use crate::shared::{Chunk, SharedArray, SharedTile};
 
 /// Starts a copy of 16 bytes from element `start` to element `index` by this thread (`cp.async.cg`); of
 /// them `valid` bytes are read, the rest becomes zero. Both sides lie at multiples of 16 bytes; with nothing to
@@ -42,6 +42,24 @@ pub fn copy_async_to_tile<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Sw
     let global = if valid == 0 { source.address_of_nothing() } else { source.range(start, elements_of::<T>(valid).into()) };
     // SAFETY: `range` and `address_of` checked both sides where this build checks; swizzles move 16 bytes together.
     unsafe { Target::copy_16(shared, global, valid) };
+}
+
+/// Starts a copy of 16 bytes, of a place at a multiple of 16 bytes, to a chunk of a tile. If they are not `inside` the view, nothing is read, and
+/// the chunk becomes zero.
+#[inline(always)]
+#[track_caller]
+pub fn copy_async_to_chunk<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle>(
+    target: SharedTile<T, ROWS, COLUMNS, S>,
+    chunk: Chunk<T, ROWS, COLUMNS, S>,
+    source: Cursor<T>,
+    inside: bool,
+) {
+    let shared = target.address_of_chunk(chunk);
+    // Hardware takes any address where it reads nothing.
+    let nowhere = Target::CHECKED && !inside;
+    let global = if nowhere { source.address_of_nothing() } else { source.range(elements_of::<T>(16).into()) };
+    // SAFETY: `range` and `address_of_chunk` checked both sides where this build checks; nothing is read where it is not inside.
+    unsafe { Target::copy_16(shared, global, if inside { 16 } else { 0 }) };
 }
 
 /// Starts a copy of 4 bytes from element `start` to element `index` by this thread (`cp.async.ca`); both lie at
