@@ -1,7 +1,7 @@
 //! Which kernel a product takes, and why.
 
 use super::config::GemmConfig;
-use super::plan::{GemmPlan, MOST_PARTS, Problem};
+use super::plan::{GemmPlan, MOST_PARTS, Problem, transposing};
 use super::table::GemmOperands;
 use crate::choice::{Choice, Entry};
 use crate::runtime::{Device, Error, HOPPER, Result};
@@ -17,6 +17,16 @@ pub enum GemmKernel {
         m_major: bool,
         /// Whether rows of `B` lie along `n`, and not along `k`.
         n_major: bool,
+    },
+    /// On wgmma, of 8-bit operands of which some do not lie along `k`, as the instruction takes them: these are transposed first, at each run, by `fp8_transpose`
+    /// into memory that belongs to the binding ([`Gemm::transposed_bytes`](super::Gemm::transposed_bytes)).
+    WgmmaTransposed {
+        /// The tile of a block.
+        tile: GemmTile,
+        /// Whether `A` is transposed, whose rows lie along `m`.
+        a: bool,
+        /// Whether `B` is transposed, whose rows lie along `n`.
+        b: bool,
     },
     /// On `mma.sync`: 16-bit operands of any shape, on any GPU from sm_80 on.
     Portable {
@@ -40,6 +50,16 @@ pub enum GemmTile {
     Tile64x64,
 }
 
+impl GemmKernel {
+    /// The tile of a kernel on wgmma; none of the others.
+    pub fn tile(self) -> Option<GemmTile> {
+        match self {
+            Self::Wgmma { tile, .. } | Self::WgmmaTransposed { tile, .. } => Some(tile),
+            Self::Portable { .. } | Self::Any => None,
+        }
+    }
+}
+
 impl GemmTile {
     /// All.
     pub const ALL: [Self; 4] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128, Self::Tile64x64];
@@ -61,8 +81,8 @@ impl GemmConfig {
         self.choose_by::<T, O>(wgmma_of(device.capability()), device.limits().multiprocessors).map(|(choice, _)| choice)
     }
 
-    /// The kernel for operands `T` and results of `O` on an H100 or H200: the one on `wgmma` that a model with an H200's constants predicts to be the fastest; where rows are no multiples of 16 bytes, one
-    /// on `mma.sync`, or of 8-bit operands one without tensor cores, as where those do not lie along `k`. Depends on sizes, layouts and types alone.
+    /// The kernel for operands `T` and results of `O` on an H100 or H200: the one on `wgmma` that a model with an H200's constants predicts to be the fastest, after 8-bit operands that do not lie along `k` are
+    /// transposed; where rows are no multiples of 16 bytes (of 8-bit operands those along `k`), one on `mma.sync`, or of 8-bit operands one without tensor cores. Depends on sizes, layouts and types alone.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a size beyond 2^31 - 1: the field is named; and for operands of two types that the kernels on `wgmma` do not take.
@@ -173,8 +193,14 @@ impl GemmConfig {
                 let plan = plans[0];
                 let kernel = Some(Entry::find(T::KERNELS, &plan.kernel)?.name);
                 let [m_major, n_major] = self.majors();
-                let why = format!("{plan}, {}", Self::layout(m_major, n_major));
-                let refused = plans[1..].iter().map(|other| (other.kernel, format!("slower: {other}"))).collect();
+                let mut why = format!("{plan}, {}", Self::layout(m_major, n_major));
+                let mut refused: Vec<_> = plans[1..].iter().map(|other| (other.kernel, format!("slower: {other}"))).collect();
+                if let GemmKernel::WgmmaTransposed { tile, a, b } = plan.kernel {
+                    let both = if a && b { "both " } else { "" };
+                    why += &format!(": {both}transposed first, {:.1} us of it", problem.transposing / 1000.0);
+                    let as_they_lie = GemmKernel::Wgmma { tile, m_major, n_major };
+                    refused.insert(0, (as_they_lie, "the tensor cores take 8-bit operands along k alone".to_owned()));
+                }
                 Ok((Choice { decision: plan.kernel, kernel, why, refused }, plan))
             }
             Err(why) => self.choose_other::<T, O>(why).map(|choice| (choice.clone(), GemmPlan::without(choice.decision))),
@@ -238,32 +264,37 @@ impl GemmConfig {
             return Err("k is 0: nothing is multiplied".to_owned());
         }
         let [m_major, n_major] = self.majors();
-        let [(a, of_a, a_width), (b, of_b, b_width)] = self.rows();
+        let transposes = T::BYTES == 1 && (m_major || n_major);
+        let [(a, of_a, a_width), (b, of_b, b_width)] =
+            if transposes { [("k", "8-bit operands, transposed or not", self.k); 2] } else { self.rows() };
         let result = ("n", "the result's rows", self.n, size_of::<O>() as u64);
         let rows = [(a, of_a, a_width, T::BYTES), (b, of_b, b_width, T::BYTES), result];
         if let Some((field, of, size, bytes)) = rows.into_iter().find(|(_, _, size, bytes)| !(size * bytes).is_multiple_of(16)) {
             return Err(format!("{field} is {size}, no multiple of {} with {of}: TMA takes rows of a multiple of 16 bytes", 16 / bytes));
         }
-        let all = GemmTile::ALL.map(|tile| (GemmKernel::Wgmma { tile, m_major, n_major }, tile));
+        let of = |tile| match transposes {
+            true => GemmKernel::WgmmaTransposed { tile, a: m_major, b: n_major },
+            false => GemmKernel::Wgmma { tile, m_major, n_major },
+        };
+        let all = GemmTile::ALL.map(|tile| (of(tile), tile));
         let kernels: Vec<_> = all.into_iter().filter(|(kernel, _)| Entry::find(T::KERNELS, kernel).is_ok()).collect();
         if kernels.is_empty() {
-            return Err(match T::BYTES {
-                1 => "8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true".to_owned(),
-                _ => "no kernel on wgmma has a result of these elements".to_owned(),
-            });
+            return Err("no kernel on wgmma has a result of these elements".to_owned());
         }
         Ok(kernels)
     }
 
     /// The product in units of the kernels.
     pub(super) fn problem<T: GemmOperands<O>, O: 'static>(&self, multiprocessors: u32) -> Problem {
+        let transposed = self.majors().into_iter().zip([self.m, self.n]).filter(|(lies_across, _)| T::BYTES == 1 && *lies_across);
         Problem {
             m: self.m,
             n: self.n,
             steps: (self.k * T::BYTES).div_ceil(128),
             result_bytes: size_of::<O>() as u64,
             multiprocessors: multiprocessors.into(),
-            few: !self.transpose_a,
+            few: T::BYTES == 1 || !self.transpose_a,
+            transposing: transposed.map(|(_, outer)| transposing(outer.saturating_mul(self.k))).sum(),
         }
     }
 
@@ -287,7 +318,7 @@ pub(crate) fn wgmma_of(capability: (u32, u32)) -> Result<(), String> {
 mod tests {
     use oxtile_kernels::gemm::{GemmAny, GemmPortable};
     use oxtile_tile::launch::Kernel;
-    use oxtile_tile::num::{bf16, e4m3, f16};
+    use oxtile_tile::num::{bf16, e4m3, e5m2, f16};
 
     use super::*;
 
@@ -320,8 +351,45 @@ mod tests {
         let choice = config.choose::<f16, f32>().unwrap();
         assert_eq!(choice.decision, GemmKernel::Portable { aligned: true });
         assert_eq!(choice.refused[0].1, "no kernel on wgmma has a result of these elements");
-        let choice = config.choose::<e4m3, f32>().unwrap();
+        let choice = GemmConfig { k: 8, ..config }.choose::<e4m3, f32>().unwrap();
         assert_eq!((choice.decision, choice.kernel), (GemmKernel::Any, Some(<GemmAny<e4m3, f32> as Kernel>::INFO.name)));
+    }
+
+    #[test]
+    fn operands_of_8_bits_across_k_are_transposed_first() {
+        let config = GemmConfig { m: 4096, n: 14336, k: 8192, ..GemmConfig::default() };
+        let tile = GemmTile::Tile128x256;
+        let along_k = GemmConfig { transpose_b: true, ..config };
+        let (plain, plan) = along_k.choose_by::<e4m3, bf16>(Ok(()), 132).unwrap();
+        assert_eq!(plain.decision, GemmKernel::Wgmma { tile, m_major: false, n_major: false });
+        for (transpose_a, transpose_b, why, bytes) in [
+            (false, false, ", B along n: transposed first, 63.1 us of it", 14336 * 8192),
+            (true, true, ", A along m: transposed first, 18.9 us of it", 4096 * 8192),
+            (true, false, ", A along m, B along n: both transposed first, 82.0 us of it", (4096 + 14336) * 8192),
+        ] {
+            let config = GemmConfig { transpose_a, transpose_b, ..config };
+            let (choice, with) = config.choose_by::<e4m3, bf16>(Ok(()), 132).unwrap();
+            let [a, b] = config.majors();
+            assert_eq!((choice.decision, choice.kernel), (GemmKernel::WgmmaTransposed { tile, a, b }, plain.kernel));
+            assert!(choice.why.starts_with("128 by 256 tiles on wgmma, ") && choice.why.ends_with(why), "{choice:?}");
+            let as_they_lie = GemmKernel::Wgmma { tile, m_major: a, n_major: b };
+            assert_eq!(choice.refused[0], (as_they_lie, "the tensor cores take 8-bit operands along k alone".to_owned()));
+            assert!(choice.refused[1..].iter().all(|(_, why)| why.starts_with("slower: ")), "{choice:?}");
+            let transposing = with.microseconds - plan.microseconds;
+            assert!((transposing - (2.0 * bytes as f64 / 3.8e6 + 1.25 * f64::from(u8::from(a) + u8::from(b)))).abs() < 1e-6, "{transposing}");
+            assert_eq!(config.check_plan::<e4m3, bf16>(&with), Ok(()));
+            // Operands of two types have no other kernel.
+            assert_eq!(config.choose::<(e5m2, e4m3), bf16>().unwrap().decision, choice.decision);
+            assert!(config.choose_by::<(e5m2, e4m3), bf16>(wgmma_of((8, 9)), 132).is_err());
+            assert_eq!(config.choose_by::<e4m3, bf16>(wgmma_of((8, 9)), 132).unwrap().0.decision, GemmKernel::Any);
+            // Rows of 16-bit operands may lie in any direction.
+            assert_eq!(config.choose::<bf16, bf16>().unwrap().decision, as_they_lie);
+        }
+        // Only the sum must be whole vectors, after the transposition.
+        let ragged = GemmConfig { m: 77, n: 136, k: 48, transpose_a: true, ..config };
+        assert!(matches!(ragged.choose::<e4m3, bf16>().unwrap().decision, GemmKernel::WgmmaTransposed { a: true, b: true, .. }));
+        let choice = GemmConfig { k: 40, ..ragged }.choose::<e4m3, bf16>().unwrap();
+        assert!(choice.decision == GemmKernel::Any && choice.why.starts_with("k is 40, no multiple of 16 with 8-bit operands"), "{choice:?}");
     }
 
     /// Coordinates of TMA from 2^31 on are negative: such rows would be read as zero and not be stored.

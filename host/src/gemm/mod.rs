@@ -2,7 +2,8 @@
 //!
 //! `A` is `[m, k]`, `B` is `[k, n]`, `D` is `[m, n]`, all row-major without gaps; an operand may be stored as its
 //! transpose instead. Products are summed in `f32`. Any shape is right, but of operands of two 8-bit types, which take
-//! Hopper's `wgmma`; [`GemmConfig::choose`] says which is fast.
+//! Hopper's `wgmma`; [`GemmConfig::choose`] says which is fast. The tensor cores take 8-bit operands along `k` alone: others are
+//! transposed first, in the same call ([`GemmKernel::WgmmaTransposed`]).
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -13,6 +14,7 @@
 //! | `table` | the kernels of each pair of elements |
 //! | `product` | a product that is loaded, and matrices bound to it |
 //! | `wgmma` | matrices bound to the kernels on wgmma |
+//! | `transposed` | the same, after 8-bit operands are transposed |
 //! | `portable` | matrices bound to the kernels on `mma.sync` |
 //! | `any` | matrices bound to the kernel without tensor cores |
 //! | `grouped` | products of groups of rows, such as those of experts |
@@ -47,6 +49,7 @@ mod plan;
 mod portable;
 mod product;
 mod table;
+mod transposed;
 mod wgmma;
 
 pub(crate) use choice::wgmma_of;

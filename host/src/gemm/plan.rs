@@ -32,9 +32,8 @@ impl GemmPlan {
 
 impl fmt::Display for GemmPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kernel: GemmKernel::Wgmma { tile, .. }, whole, parts, microseconds } = self else {
-            return f.write_str("not on wgmma: no prediction");
-        };
+        let Self { kernel, whole, parts, microseconds } = self;
+        let Some(tile) = kernel.tile() else { return f.write_str("not on wgmma: no prediction") };
         let ([rows, columns], _) = tile.size();
         write!(f, "{rows} by {columns} tiles on wgmma")?;
         match (parts, whole) {
@@ -58,6 +57,13 @@ pub(super) struct Problem {
     pub multiprocessors: u64,
     /// Whether tiles of 64 rows load the rows of `A` that they have in boxes of 16.
     pub few: bool,
+    /// The nanoseconds of operands that are transposed first.
+    pub transposing: f64,
+}
+
+/// The nanoseconds in which an operand of so many bytes is transposed.
+pub(super) fn transposing(bytes: u64) -> f64 {
+    LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
 }
 
 /// What the model knows of a tile shape, in nanoseconds.
@@ -72,6 +78,8 @@ struct Costs {
 const LAUNCH: f64 = 1250.0;
 /// Bytes a nanosecond of device memory.
 const MEMORY: f64 = 4160.0;
+/// Bytes a nanosecond that `fp8_transpose` reads and writes (docs/performance/fp8.md).
+const TRANSPOSE: f64 = 3800.0;
 /// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
 const FILLED: f64 = 0.54;
 /// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
@@ -176,7 +184,7 @@ impl Problem {
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
         let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / POWER;
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
-        LAUNCH + longest.max(memory).max(power) + adding
+        self.transposing + LAUNCH + longest.max(memory).max(power) + adding
     }
 }
 
@@ -187,7 +195,7 @@ mod tests {
     const KERNEL: GemmKernel = GemmKernel::Wgmma { tile: GemmTile::Tile64x128, m_major: false, n_major: false };
 
     fn problem([m, n, k]: [u64; 3]) -> Problem {
-        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132, few: true }
+        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132, few: true, transposing: 0.0 }
     }
 
     #[test]

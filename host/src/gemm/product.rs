@@ -15,7 +15,7 @@ use crate::runtime::{Bound, Error, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
 /// Multiplies matrices of `T` into one of `O`: `bf16` or `e4m3` into `bf16` or `f32`, `f16` into `f16` or `f32`; `(e4m3, e5m2)` or `(e5m2, e4m3)`, which are
-/// the elements of `A` and of `B`, into `bf16` or `f32`.
+/// the elements of `A` and of `B`, into `bf16` or `f32`. What is bound may be run many times: operands are read, and transposed where they must be, at each run.
 pub struct Gemm<T: GemmOperands<O>, O: 'static> {
     config: GemmConfig,
     choice: Choice<GemmKernel>,
@@ -86,6 +86,13 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
     /// How the product is divided among the multiprocessors.
     pub fn plan(&self) -> GemmPlan {
         self.plan
+    }
+
+    /// The bytes of operands that are transposed before they are multiplied ([`GemmKernel::WgmmaTransposed`]), which each binding allocates, in stream order; 0 where none are.
+    pub fn transposed_bytes(&self) -> u64 {
+        let GemmKernel::WgmmaTransposed { a, b, .. } = self.choice.decision else { return 0 };
+        let GemmConfig { m, n, k, .. } = self.config;
+        T::BYTES * k * (u64::from(a) * m + u64::from(b) * n)
     }
 
     /// Binds matrices; encodes their tensor maps and copies those to the device, in stream order: the host does not wait.

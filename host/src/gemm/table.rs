@@ -10,6 +10,7 @@ use super::epilogue::EpilogueKernel;
 use super::grouped::GroupedInstance;
 use super::plan::GemmPlan;
 use super::product::Matrices;
+use super::transposed::Transposed;
 use crate::choice::{Entry, Table};
 use crate::runtime::{Bound, Result, Runtime, Stream};
 
@@ -69,6 +70,28 @@ macro_rules! wgmma {
                 Ok(Box::new(runtime.load::<gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, $m_major, $n_major>>()?))
             },
         },)*)*]
+    };
+}
+
+/// Entries of the same kernels of 8-bit operands along `k`, for those that are transposed first.
+macro_rules! transposed {
+    ($a:ident $b:ident, $o:ident $width:literal: $($tile:ident)*) => {
+        &[$(
+            transposed!($a $b, $o $width, $tile [true false]),
+            transposed!($a $b, $o $width, $tile [false true]),
+            transposed!($a $b, $o $width, $tile [true true]),
+        )*]
+    };
+    ($a:ident $b:ident, $o:ident $width:literal, $tile:ident [$of_a:literal $of_b:literal]) => {
+        Entry {
+            decision: GemmKernel::WgmmaTransposed { tile: GemmTile::$tile, a: $of_a, b: $of_b },
+            name: <gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, false, false> as Kernel>::INFO.name,
+            tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
+            load: |runtime| {
+                let product = runtime.load::<gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, false, false>>()?;
+                Ok(Box::new(Transposed::<_, $a, $b>::load(runtime, product, [$of_a, $of_b])?))
+            },
+        }
     };
 }
 
@@ -166,12 +189,18 @@ operands! {
     f16: f16 f16, f32: portable!(f16, f32);
     e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
-        any!(e4m3, bf16);
-    e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]: wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]), any!(e4m3, f32);
-    (e4m3, e5m2): e4m3 e5m2, bf16: wgmma!(e4m3 e5m2 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
-    (e5m2, e4m3): e5m2 e4m3, bf16: wgmma!(e5m2 e4m3 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]);
-    (e4m3, e5m2): e4m3 e5m2, f32: wgmma!(e4m3 e5m2 128, f32 32: Tile128x256 [false false]);
-    (e5m2, e4m3): e5m2 e4m3, f32: wgmma!(e5m2 e4m3 128, f32 32: Tile128x256 [false false]);
+        transposed!(e4m3 e4m3, bf16 64: Tile128x256 Tile128x128 Tile64x128 Tile64x64), any!(e4m3, bf16);
+    e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]:
+        wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]),
+        transposed!(e4m3 e4m3, f32 32: Tile128x256 Tile64x128), any!(e4m3, f32);
+    (e4m3, e5m2): e4m3 e5m2, bf16:
+        wgmma!(e4m3 e5m2 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]),
+        transposed!(e4m3 e5m2, bf16 64: Tile128x256 Tile64x128);
+    (e5m2, e4m3): e5m2 e4m3, bf16:
+        wgmma!(e5m2 e4m3 128, bf16 64: Tile128x256 [false false], Tile64x128 [false false]),
+        transposed!(e5m2 e4m3, bf16 64: Tile128x256 Tile64x128);
+    (e4m3, e5m2): e4m3 e5m2, f32: wgmma!(e4m3 e5m2 128, f32 32: Tile128x256 [false false]), transposed!(e4m3 e5m2, f32 32: Tile128x256);
+    (e5m2, e4m3): e5m2 e4m3, f32: wgmma!(e5m2 e4m3 128, f32 32: Tile128x256 [false false]), transposed!(e5m2 e4m3, f32 32: Tile128x256);
 }
 
 #[cfg(test)]

@@ -431,7 +431,7 @@ mod tests {
         assert_eq!((portable.method, refused(portable, Method::Fused)), (Method::Sequential, "the kernels on wgmma need sm_90".to_owned()));
         let n_major = AllGatherConfig { transpose_b: false, ..config([512; 3]) };
         let n_major = n_major.choose::<e4m3, bf16>(two, &Rates::H200).unwrap();
-        let why = "8-bit operands on the tensor cores lie along k: transpose_a false, transpose_b true";
+        let why = "no kernel that waits takes this layout gathered by rows: store them as transpose_a false, transpose_b true";
         assert_eq!(refused(n_major, Method::Fused), why);
     }
 

@@ -198,6 +198,16 @@ impl<T: Pod> Buffer<T> {
         unsafe { DeviceView::from_raw(self.memory.address, self.len, self.owner()) }
     }
 
+    /// The view of an operation that has the buffer itself.
+    ///
+    /// # Safety
+    /// The buffer outlives what uses the view, and is not moved until then.
+    pub(crate) unsafe fn view_within<'a>(&self) -> DeviceView<'a, T> {
+        let memory = &raw const self.memory;
+        // SAFETY: as in `view`; that the owner is there is promised by the caller.
+        unsafe { DeviceView::from_raw(self.memory.address, self.len, &*memory) }
+    }
+
     /// Lends the whole buffer to a kernel that writes it.
     pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
         // SAFETY: as in `view`; the exclusive borrow of the buffer is the exclusive view.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `amax`, `copy`, `exchange`, `fill`, `gemm`, `gemm_gathered`, `gemm_grouped`, `gemm_portable`, `shards`, `activation`, `conformance` | kernels of that name |
 //! | `gemm_blocks` | FP8 codes with a scale for every block |
+//! | `gemm_transposed` | products of 8-bit operands that do not lie along the sum |
 //! | `gemm_epilogue` | what a product keeps and reads beside its result |
 //! | `gathered_product`, `gemm_gathered_limits`, `gemm_summing` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
@@ -68,6 +69,7 @@ mod gemm_gathered_limits;
 mod gemm_grouped;
 mod gemm_portable;
 mod gemm_summing;
+mod gemm_transposed;
 mod grouped;
 mod grouped_fp8;
 mod grouped_shards;
@@ -124,6 +126,7 @@ pub fn all() -> Vec<Case> {
         gemm_summing::cases(),
         gemm_grouped::cases(),
         gemm_portable::cases(),
+        gemm_transposed::cases(),
         quantized_gemm::cases(),
         attention::cases(),
         attention_backward::cases(),
