@@ -24,13 +24,14 @@ class Gemm:
         stored = [tuple(reversed(shape)) if turned else shape for shape, turned in zip(shapes, self.stored_as_transposed)]
         self.launches = []
         for set in range(sets):
-            operands = [self.operand(fill(pattern, self.spacing * (2 * set + i), stored[i])) for i in range(2)]
-            a, b = (x.t() if turned else x for x, turned in zip(operands, self.stored_as_transposed))
+            operands = [fill(pattern, self.spacing * (2 * set + i), stored[i]) for i in range(2)]
+            a, b = self.ready(*(x.t() if turned else x for x, turned in zip(operands, self.stored_as_transposed)))
             d = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
             self.launches.append(lambda a=a, b=b, d=d: self.multiply(a, b, d))
 
-    def operand(self, values):
-        return values
+    def ready(self, a, b):
+        """The operands as the launches take them."""
+        return a, b
 
     def multiply(self, a, b, d):
         return torch.mm(a, b, out=d)
@@ -49,9 +50,12 @@ class GemmTn(Gemm):
 
 class GemmE4m3(Gemm):
     title = "torch._scaled_mm, fast accumulation (cuBLASLt)"
+    elements = (torch.float8_e4m3fn, torch.float8_e4m3fn)
 
-    def operand(self, values):
-        return values.float().to(torch.float8_e4m3fn)
+    def ready(self, a, b):
+        """Along k, since the library takes no others."""
+        left, right = self.elements
+        return a.contiguous().float().to(left), b.t().contiguous().float().to(right).t()
 
     def __init__(self, pattern, dimensions, sets):
         self.one = torch.ones((), device="cuda")
@@ -91,6 +95,15 @@ def of_shapes(layout):
     return type("Shape" + layout.__name__, (layout,), {"spacing": 64, "compared": 1 << 22})
 
 
+def of_bytes(stored_as_transposed, elements=GemmE4m3.elements):
+    """8-bit operands of any layout, which lie along k before the launches are timed."""
+    title = "torch._scaled_mm of operands along k, fast accumulation (cuBLASLt)"
+    return type("Bytes", (GemmE4m3,), {"title": title, "stored_as_transposed": stored_as_transposed, "elements": elements})
+
+
+E4M3_E5M2 = (torch.float8_e4m3fn, torch.float8_e5m2)
+E5M2_E4M3 = (torch.float8_e5m2, torch.float8_e4m3fn)
+
 PEERS = {
     "gemm_shape_nt": of_shapes(Gemm),
     "gemm_shape_nn": of_shapes(GemmNn),
@@ -102,4 +115,11 @@ PEERS = {
     "gemm_nn": GemmNn,
     "gemm_tn": GemmTn,
     "gemm_e4m3": GemmE4m3,
+    "gemm_e4m3_nn": of_bytes((False, False)),
+    "gemm_e4m3_tn": of_bytes((True, False)),
+    "gemm_e4m3_tt": of_bytes((True, True)),
+    "gemm_e4m3_e5m2_nt": of_bytes((False, True), E4M3_E5M2),
+    "gemm_e4m3_e5m2_nn": of_bytes((False, False), E4M3_E5M2),
+    "gemm_e5m2_e4m3_nn": of_bytes((False, False), E5M2_E4M3),
+    "gemm_e5m2_e4m3_tn": of_bytes((True, False), E5M2_E4M3),
 }

@@ -1,9 +1,9 @@
 //! Matrix multiplication.
 
 use anyhow::Result;
-use oxtile::gemm::{Gemm, GemmConfig, GemmElement};
+use oxtile::gemm::{Gemm, GemmConfig, GemmElement, GemmOperands};
 use oxtile::runtime::{Bound, Buffer, HostElement};
-use oxtile_tile::num::{Float, bf16, e4m3};
+use oxtile_tile::num::{Float, Pod, bf16, e4m3, e5m2};
 
 use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 
@@ -11,7 +11,7 @@ use crate::bench::{Bench, Gpu, Output, Prepared, Size};
 pub const FAMILY: &str = "gemm";
 
 /// M, N, K and buffer sets.
-type Shape = ([u64; 3], usize);
+pub(super) type Shape = ([u64; 3], usize);
 
 /// The bf16 layouts, and e4m3, at large and small shapes.
 pub fn benches(size: Size) -> Vec<Bench> {
@@ -41,17 +41,28 @@ pub(super) fn yardstick(size: Size) -> Bench {
 }
 
 /// An element made of the pattern's.
-pub(super) trait Operand: GemmElement<bf16> + HostElement<Device = Self> {
+pub(super) trait Value: Pod + HostElement<Device = Self> {
     fn of(value: half::bf16) -> Self;
 }
 
-impl Operand for bf16 {
+/// An element of both operands.
+pub(super) trait Operand: Value + GemmElement<bf16> {}
+
+impl<T: Value + GemmElement<bf16>> Operand for T {}
+
+impl Value for bf16 {
     fn of(value: half::bf16) -> Self {
         Self::from_bits(value.to_bits())
     }
 }
 
-impl Operand for e4m3 {
+impl Value for e4m3 {
+    fn of(value: half::bf16) -> Self {
+        Self::from_f32(value.to_f32())
+    }
+}
+
+impl Value for e5m2 {
     fn of(value: half::bf16) -> Self {
         Self::from_f32(value.to_f32())
     }
@@ -68,11 +79,12 @@ fn portable(kernel: &'static str, shape: Shape) -> Bench {
 }
 
 /// The name ends in how `A` and `B` are stored: as they are (`n`) or transposed (`t`).
-fn config(kernel: &str, ([m, n, k], _): Shape) -> GemmConfig {
-    GemmConfig { m, n, k, transpose_a: kernel.ends_with("tn"), transpose_b: kernel.ends_with("nt"), ..GemmConfig::default() }
+pub(super) fn config(kernel: &str, ([m, n, k], _): Shape) -> GemmConfig {
+    let is_transposed = |place: usize| kernel.as_bytes()[kernel.len() - 2 + place] == b't';
+    GemmConfig { m, n, k, transpose_a: is_transposed(0), transpose_b: is_transposed(1), ..GemmConfig::default() }
 }
 
-fn bench<T: Operand>(kernel: &'static str, peers: &'static [&'static str], shape @ ([m, n, k], sets): Shape) -> Bench {
+pub(super) fn bench<T: GemmOperands<bf16, A: Value, B: Value>>(kernel: &'static str, peers: &'static [&'static str], shape @ ([m, n, k], sets): Shape) -> Bench {
     let config = config(kernel, shape);
     Bench {
         family: FAMILY,
@@ -94,15 +106,20 @@ pub(super) fn prepare_nt(gpu: &Gpu, shape: [u64; 3]) -> Result<Prepared> {
     prepare::<bf16>(gpu, &Gemm::new(&gpu.runtime, config)?, config, 1)
 }
 
-fn operand<T: Operand>(gpu: &Gpu, buffer: usize, count: u64) -> Result<Buffer<T>> {
+pub(super) fn operand<T: Value>(gpu: &Gpu, buffer: usize, count: u64) -> Result<Buffer<T>> {
     let values: Vec<T> = gpu.pattern.fill(buffer, count).into_iter().map(T::of).collect();
     Ok(Buffer::from_slice(&gpu.stream, &values)?)
 }
 
-fn prepare<T: Operand>(gpu: &Gpu, gemm: &Gemm<T, bf16>, config: GemmConfig, sets: usize) -> Result<Prepared> {
+pub(super) fn prepare<T: GemmOperands<bf16, A: Value, B: Value>>(
+    gpu: &Gpu,
+    gemm: &Gemm<T, bf16>,
+    config: GemmConfig,
+    sets: usize,
+) -> Result<Prepared> {
     let GemmConfig { m, n, k, .. } = config;
-    let operands = |set: usize| Ok((operand::<T>(gpu, 2 * set, m * k)?, operand::<T>(gpu, 2 * set + 1, k * n)?));
-    let inputs: Vec<(Buffer<T>, Buffer<T>)> = (0..sets).map(operands).collect::<Result<_>>()?;
+    let operands = |set: usize| Ok((operand::<T::A>(gpu, 2 * set, m * k)?, operand::<T::B>(gpu, 2 * set + 1, k * n)?));
+    let inputs: Vec<(Buffer<T::A>, Buffer<T::B>)> = (0..sets).map(operands).collect::<Result<_>>()?;
     let results = (0..sets).map(|_| Buffer::<bf16>::uninitialised(&gpu.stream, m * n));
     let mut results: Vec<Buffer<bf16>> = results.collect::<oxtile::runtime::Result<_>>()?;
     let graph = {

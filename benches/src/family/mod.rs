@@ -10,6 +10,7 @@
 //! | `attention_shape` | the sizes of an attention problem, and what they cost |
 //! | `attention_sweep` | attention at shapes of every kind |
 //! | `gemm_shapes` | products at the shapes of models |
+//! | `gemm_transposed` | products of 8-bit operands of every layout |
 //! | `training` | RMS norm, rotary embedding, cross entropy, AdamW, embedding |
 //! | `launch`, `raw_launch` | what a launch costs the host: by Oxtile, and by the driver alone |
 
@@ -28,6 +29,7 @@ mod fp8_blocks;
 pub mod gemm;
 mod gemm_grouped;
 pub mod gemm_shapes;
+mod gemm_transposed;
 pub mod grouped;
 pub mod interleave;
 pub mod launch;
@@ -74,6 +76,7 @@ pub fn device_benches(size: Size) -> Vec<Bench> {
         grouped::benches(size),
         nvfp4::benches(size),
         gemm::benches(size),
+        gemm_transposed::benches(size),
         gemm_grouped::benches(size),
         quantized_gemm::benches(size),
         attention::benches(size),
