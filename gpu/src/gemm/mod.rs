@@ -80,6 +80,7 @@ use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
+use oxtile_tile::warpgroup;
 
 use tensors::Tensors;
 
@@ -148,18 +149,12 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
-        a,
-        few,
-        b,
-        d,
-        kept: None,
-        input: None,
-        old,
-        shape,
-        fusion,
-        division: split,
-    });
+    let tensors = Tensors { a, few, b, d, kept: None, input: None, old, shape, fusion, division: split };
+    // A warp does so that does not ready the ring meanwhile.
+    if thread::index() == warpgroup::THREADS {
+        tensors.prefetch();
+    }
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(tensors);
 }
 
 fn grid<

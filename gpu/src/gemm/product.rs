@@ -5,9 +5,9 @@ use oxtile_tile::epilogue;
 use oxtile_tile::num::opaque;
 use oxtile_tile::pipeline::{self, Producer};
 use oxtile_tile::prelude::*;
-use oxtile_tile::warpgroup;
 use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use oxtile_tile::sync::{self, NamedBarrier};
+use oxtile_tile::warpgroup;
 
 use super::addends::Addends;
 use super::arrival::Arrival;
@@ -80,7 +80,7 @@ where
         let (mut ring, mut addends) = (shared.ring.consumer(), division.addends());
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
-        let staging = || shared.staging.tile(part[0]).tile(part[1]);
+        let staging = shared.staging.tile(part[0]).tile(part[1]);
         if ROW_PARTS == 1 && tensors.few.is_some() {
             // Meanwhile the first stages are filled. A loop at run time: unrolled it would be long.
             let first = m.next_multiple_of(FEW as u32);
@@ -88,10 +88,11 @@ where
                 let threads = const { WARPGROUPS * warpgroup::THREADS };
                 shared.ring.stages().tile(stage).clear(first, [thread::index() % threads, threads]);
             }
+            warp::sync();
             sync::fence_proxy_async();
             const { NamedBarrier::new(1, WARPGROUPS * warpgroup::THREADS) }.sync();
         }
-        let counters = || [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
+        let counters = [rank * WARPGROUPS + number, CLUSTER * WARPGROUPS];
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
             let origin = [
@@ -107,10 +108,8 @@ where
                 }
                 continue;
             }
-            if CLUSTER == 1
-                && let Some(of_tile) = work.part
-            {
-                division.split().prefetch(of_tile, counters());
+            if let Some(of_tile) = work.part {
+                division.split().prefetch(of_tile, counters);
             }
             let mut stage = ring.wait();
             let (left, right) = stage.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
@@ -127,7 +126,7 @@ where
             release::<_, CLUSTER>(stage);
             if let Some(of_tile) = work.part {
                 let (rows, word) = (m.saturating_sub(origin[0]), shared.last.tile(part[0]).tile(part[1]));
-                if !division.split().add(&mut tile, of_tile, counters(), rows, (word, number)) {
+                if !division.split().add(&mut tile, of_tile, counters, rows, (word, number)) {
                     continue;
                 }
             }
@@ -138,7 +137,7 @@ where
                 // The result is the activation of what is stored.
                 tile.map(|x| O::from_f32(x).to_f32());
                 if let Some(kept) = kept {
-                    epilogue::store(kept, work.place.d(origin), &tile, staging(), number);
+                    epilogue::store(kept, work.place.d(origin), &tile, staging, number);
                 }
                 if fusion.gelu {
                     tile.map(gelu_of);
@@ -153,7 +152,7 @@ where
                 tile.map(|x| O::from_f32(x).to_f32());
                 multiply_by_slopes(&mut tile, input, [end, *n], [first + origin[0], origin[1]]);
             }
-            epilogue::store(d, work.place.d(origin), &tile, staging(), number);
+            epilogue::store(d, work.place.d(origin), &tile, staging, number);
         }
     }
 }

@@ -90,7 +90,7 @@ pub struct Shared<
     const STAGES: usize,
 > {
     pub(super) ring: Pipeline<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
-    /// Whether each warpgroup is the last of those that share its tile. It lies where staging tiles would leave a gap.
+    /// Whether each warpgroup is the last of those that share its tile. It lies in the gap before the staging tiles: two blocks of the smallest tile just fit.
     pub(super) last: Tiles<Tiles<SharedArray<u32, 1>, COLUMN_PARTS>, ROW_PARTS>,
     /// Two for each warpgroup: one is written while the other is stored.
     pub(super) staging: Tiles<Tiles<Tiles<SharedTile<O, PART, WIDTH, Swizzle128>, 2>, COLUMN_PARTS>, ROW_PARTS>,
@@ -132,10 +132,6 @@ where
             assert!((PANELS as u32).is_multiple_of(CLUSTER), "blocks of a cluster load equal shares of B");
         }
         let shared = Shared::<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>::claim();
-        // Another warp than the one that readies the ring. Not of clusters, whose products are long and have no registers left.
-        if CLUSTER == 1 && thread::index() == warpgroup::THREADS {
-            tensors.prefetch();
-        }
         if thread::index() == 0 {
             shared.ring.init(CLUSTER * Roles::<WARPGROUPS, PRODUCER, CONSUMER>::CONSUMER_WARPS);
         }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, GemmArgs, FEW, MOST_FEW, SplitArgument, TileShape};
+use oxtile_kernels::gemm::{self, FEW, GemmArgs, MOST_FEW, SplitArgument, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;

@@ -74,9 +74,9 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
     product::<Tile64x128>(device, [72, 264, 336], [4, 3])
 }
 
-/// Eight rows by more steps than stages: a whole tile, then one in two parts.
+/// Eight rows by more steps than stages: two whole tiles and two in two parts for each block.
 fn gemm_few(device: &Device) -> Result<Vec<u32>, Outcome> {
-    product::<Tile64x64>(device, [8, 72, 656], [1, 2])
+    product::<Tile64x64>(device, [8, 392, 528], [4, 2])
 }
 
 /// So many bf16 below 1, so that every place of the result counts.
@@ -102,7 +102,8 @@ where
     let args = unsafe {
         GemmArgs::<bf16, bf16, 64, bf16, 64, S, false, false> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
-            few: (S::ROWS == 64 && m <= MOST_FEW.into()).then(|| DeviceTensorMap::from_raw(few_map.view().access("map"), a.view().access("matrix"))),
+            few: (S::ROWS == 64 && m <= MOST_FEW.into())
+                .then(|| DeviceTensorMap::from_raw(few_map.view().access("map"), a.view().access("matrix"))),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
             d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
