@@ -54,6 +54,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("num::fp8::Fp8::from_byte", "`from_bits`, which is covered, under a name for both formats"),
     ("num::fp8::Fp8::to_byte", "`to_bits`, which is covered, under a name for both formats"),
+    ("num::math::anew", "the number itself, by `permute_bytes`, which is covered; it is there for the machine code"),
+    ("shared_tile::SharedTile::address_of_chunk", "every copy to a chunk and load of one, which are covered, calls it"),
     ("num::math::opaque", "the number itself, by `permute_bytes`, which is covered; it is there for the machine code"),
     ("warpgroup::ProducerRole::begin_warps", "`begin`, which is covered, with the warp's number; the backward pass of attention uses it"),
     ("warp_matrix::RightTile::load", "holds what `Right::fragments` gives, which is covered; the cases of the portable GEMM show it"),

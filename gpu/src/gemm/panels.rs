@@ -170,7 +170,7 @@ impl<T: RegisterElement, const ROWS: usize, const COLUMNS: usize> Places<T, ROWS
     /// Those of the first instruction, of panel `panel` of `B`; whether rows lie across K is `M_MAJOR` and `N_MAJOR` of `A` and of `B`, here and below.
     #[inline(always)]
     pub fn new<const M_MAJOR: bool, const N_MAJOR: bool>(panel: u32) -> Self {
-        let right = if N_MAJOR { RightTile::<T, 16>::chunk_transposed() } else { RightTile::<T, 16>::chunk() };
+        let right = if N_MAJOR { RightTile::<T, PART>::chunk_transposed() } else { RightTile::<T, PART>::chunk() };
         Self {
             left: if M_MAJOR { OperandTile::<T, STEP>::chunk_transposed() } else { OperandTile::<T, STEP>::chunk() },
             right: right.below(panel * PART as u32),
@@ -193,13 +193,13 @@ impl<T: RegisterElement, const ROWS: usize, const COLUMNS: usize> Places<T, ROWS
         }
     }
 
-    /// 16 columns of `B` from `column` of its panel on, as deep as instruction `step`.
+    /// The panel of `B`, as deep as instruction `step`.
     #[inline(always)]
-    pub fn right<const N_MAJOR: bool>(self, panels: Panels<T, COLUMNS>, column: u32, step: u32) -> RightTile<T, 16> {
+    pub fn right<const N_MAJOR: bool>(self, panels: Panels<T, COLUMNS>, step: u32) -> RightTile<T, PART> {
         let deeper = step * STEP as u32;
         match N_MAJOR {
-            true => RightTile::load_chunk_transposed(panels, self.right.beside(column).below(deeper)),
-            false => RightTile::load_chunk(panels, self.right.beside(deeper).below(column)),
+            true => RightTile::load_chunk_transposed(panels, self.right.below(deeper)),
+            false => RightTile::load_chunk(panels, self.right.beside(deeper)),
         }
     }
 }

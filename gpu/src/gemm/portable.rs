@@ -2,17 +2,22 @@
 //!
 //! A block of eight warps stays on its multiprocessor and computes one 256 by 128 tile of `D` after another. A warp has 16 rows of each of
 //! the four parts of 64 rows, and one of the two parts of 64 columns: 64 by 64 elements, in 128 registers a thread. All threads
-//! copy operands into a ring of four stages of 32 elements of the sum, 24 KiB each, and go on to the next tile's while the last of this one are multiplied
-//! and stored.
+//! copy operands into a ring of two stages of 64 elements of the sum, whole lines of 128 bytes, 48 KiB each, and go on to the next tile's while the last
+//! of this one are multiplied and stored.
 //!
-//! A stage is two panels, one for each instruction's depth. Fragments of a panel are loaded while those of the panel before are
-//! multiplied. So the one barrier of a step is between its two products: after it the next stage is there for all warps, and all have
-//! read the stage before this one, which is filled again.
+//! A stage is four instructions deep. Fragments of an instruction are loaded while those of the one before are multiplied. So the one barrier of a
+//! step is before its last product: after it the next stage is there for all warps, and all have read this one, which is filled again.
 //!
 //! ```text
-//! load panel 1 of this stage    multiply panel 0
-//! wait, barrier, copy           load panel 0 of the next stage    multiply panel 1
+//! load 1 of this stage     multiply 0
+//! load 2                   multiply 1
+//! load 3                   multiply 2
+//! wait, barrier, copy      load 0 of the next stage     multiply 3
 //! ```
+//!
+//! Two warps of a scheduler hide little, so that nothing may delay a product: sums and two instructions' fragments fill 192 registers, and
+//! what is left must hold all addresses while fragments are on their way. All of a thread's are constants away from a few ([`panels`](super::panels)), and the
+//! loop of a tile has no branch: steps that are copied in another way, the last of a tile, end a run of it.
 //!
 //! Each operand may be stored either way, by branches that all threads take together. If `ALIGNED`, the operands' rows start at multiples of
 //! 16 bytes and the pairs of neighbours in `D` at multiples of their size; else elements are copied and stored one by one.
@@ -34,10 +39,6 @@ const THREADS: u32 = 256;
 const ROW_PARTS: usize = 4;
 /// Parts of 64 columns; four warps have each.
 const COLUMN_PARTS: usize = 2;
-/// Columns that are multiplied before the next fragments are loaded.
-const GROUP: usize = 16;
-/// Groups of a part.
-const GROUPS: usize = PART / GROUP;
 const ROWS: usize = ROW_PARTS * PART;
 const COLUMNS: usize = COLUMN_PARTS * PART;
 /// Rows of a block's tile of `D`.
@@ -50,7 +51,6 @@ const STAGES: u32 = 2;
 const BAND: u32 = 8;
 
 const _: () = assert!(THREADS == 128 * COLUMN_PARTS as u32, "four warps have 64 columns");
-const _: () = assert!(GROUPS == ROW_PARTS, "a group's columns are multiplied while a part's rows and a group's columns are loaded");
 
 /// The operands of a step.
 #[derive(SharedStorage, Clone, Copy)]
@@ -93,17 +93,13 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
             (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut full),
             (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut full),
         };
-        let [row, column] = [row * PORTABLE_ROWS, column * PORTABLE_COLUMNS + column_part() * PART as u32];
-        let mut group = 0;
-        while group < GROUPS {
-            let mut part = 0;
-            while part < ROW_PARTS {
-                let origin = [row + (part * PART) as u32, column + (group * GROUP) as u32];
-                fusion.apply::<GROUP, ALIGNED>(&mut sums[group][part], factor, &d, [m, n], origin);
-                store::<O, ALIGNED>(&sums[group][part], &d, [m, n], origin);
-                part += 1;
-            }
-            group += 1;
+        let column = column * PORTABLE_COLUMNS + column_part() * PART as u32;
+        let mut part = 0;
+        while part < ROW_PARTS {
+            let origin = [row * PORTABLE_ROWS + (part * PART) as u32, column];
+            fusion.apply::<PART, ALIGNED>(&mut sums[part], factor, &d, [m, n], origin);
+            store::<O, ALIGNED>(&sums[part], &d, [m, n], origin);
+            part += 1;
         }
     }
     // None is under way when the block ends.
@@ -204,7 +200,7 @@ impl<T: RegisterElement + Float> Copies<T> {
 #[derive(Clone, Copy)]
 struct Fragments<T: RegisterElement> {
     left: [OperandTile<T, STEP>; ROW_PARTS],
-    right: [RightTile<T, GROUP>; GROUPS],
+    right: RightTile<T, PART>,
 }
 
 impl<T: RegisterElement> Fragments<T> {
@@ -213,23 +209,18 @@ impl<T: RegisterElement> Fragments<T> {
     fn load<const M_MAJOR: bool, const N_MAJOR: bool>(places: Places<T, ROWS, COLUMNS>, stage: Stage<T>, step: u32) -> Self {
         Self {
             left: core::array::from_fn(|part| places.left::<M_MAJOR>(stage.a, part, step)),
-            right: core::array::from_fn(|group| places.right::<N_MAJOR>(stage.b, (group * GROUP) as u32, step)),
+            right: places.right::<N_MAJOR>(stage.b, step),
         }
     }
 
     #[inline(always)]
     fn multiply(self, sums: &mut Sums) {
-        let mut group = 0;
-        while group < GROUPS {
-            warp_matrix::multiply_add(&mut sums[group], &self.left, self.right[group]);
-            group += 1;
-        }
+        warp_matrix::multiply_add::<T, PART, STEP, ROW_PARTS>(sums, &self.left, self.right);
     }
 }
 
 type Ring<T> = Tiles<Stage<T>, { STAGES as usize }>;
-/// Of each group of columns, the parts of rows.
-type Sums = [[RegisterTile<GROUP>; ROW_PARTS]; GROUPS];
+type Sums = [RegisterTile<PART>; ROW_PARTS];
 
 /// Where the block is in the ring.
 struct Full<T: RegisterElement> {
@@ -263,7 +254,7 @@ fn multiply<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool
     copies: &mut Copies<T>,
     full: &mut Full<T>,
 ) -> Sums {
-    let mut sums = [[RegisterTile::zero(); ROW_PARTS]; GROUPS];
+    let mut sums = [RegisterTile::zero(); ROW_PARTS];
     let load = |places, stage, step| Fragments::<T>::load::<M_MAJOR, N_MAJOR>(places, stage, step);
     // The places of other layouts, which are chosen at run time, would take registers here.
     let places = full.places.anew(full.number);
@@ -322,7 +313,7 @@ impl PairElement for f16 {
 /// Stores a warp's part of a tile of `D`, which starts at `[row, column]`: if `ALIGNED` in pairs.
 #[inline(always)]
 fn store<O: PairElement, const ALIGNED: bool>(
-    tile: &RegisterTile<GROUP>,
+    tile: &RegisterTile<PART>,
     d: &GlobalMut<O>,
     [rows, columns]: [u32; 2],
     [row, column]: [u32; 2],
@@ -331,7 +322,7 @@ fn store<O: PairElement, const ALIGNED: bool>(
     while half < register_tile::THREAD_ROWS {
         let row = row + register_tile::row(half as u32);
         let mut pair = 0;
-        while pair < RegisterTile::<GROUP>::PAIRS && row < rows {
+        while pair < RegisterTile::<PART>::PAIRS && row < rows {
             let (column, values) = (column + register_tile::column(pair as u32), tile.pair(half, pair));
             let at = u64::from(row) * u64::from(columns) + u64::from(column);
             if ALIGNED && column < columns {

@@ -197,3 +197,32 @@ impl<S: SharedStorage, const COUNT: usize> Tiles<S, COUNT> {
         self.address
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Swizzle32, Swizzle64, Swizzle128};
+    use crate::num::bf16;
+
+    /// Every chunk follows from any other of the same columns' bits by rows of atoms and an xor.
+    fn chunks_follow<S: Swizzle>() {
+        // SAFETY: no access is made.
+        let tile = unsafe { SharedTile::<bf16, 32, 64, S>::at(1024) };
+        let width = S::MODE.span() / 16;
+        for (row, below) in (0..8).flat_map(|row| [0, 8, 24].map(|below| (row, below))) {
+            for (from, to) in (0..width).flat_map(|from| (0..width).map(move |to| (8 * from, 8 * to))) {
+                let chunk = Chunk::<bf16, 32, 64, S>::new(row, from);
+                let found = tile.address_of_chunk(chunk.beside(from ^ to).below(below));
+                assert_eq!(found, tile.address_of(row + below, to), "{:?}: row {row} and {below}, column {from} to {to}", S::MODE);
+                assert_eq!(found, tile.address_of_chunk(chunk.below(below).anew(7).beside(from ^ to)));
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_follow_from_one_another() {
+        chunks_follow::<Swizzle32>();
+        chunks_follow::<Swizzle64>();
+        chunks_follow::<Swizzle128>();
+    }
+}

@@ -72,10 +72,52 @@ where
     #[inline(always)]
     #[track_caller]
     pub fn load(source: impl Right<T, N, 16>) -> Self {
+        Self::of_columns(|column| source.fragments(column, 0))
+    }
+
+    /// What a lane reads of a tile whose rows lie along K, for [`load_chunk`](Self::load_chunk): of the first row and column.
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk<const ROWS: usize, const K: usize, S: Swizzle>() -> Chunk<T, ROWS, K, S> {
+        Chunk::new(thread::lane() / 16 * 8 + thread::lane() % 8, thread::lane() / 8 % 2 * 8)
+    }
+
+    /// The same of a tile whose rows lie along N, for [`load_chunk_transposed`](Self::load_chunk_transposed).
+    #[inline(always)]
+    #[track_caller]
+    pub fn chunk_transposed<const K: usize, const COLUMNS: usize, S: Swizzle>() -> Chunk<T, K, COLUMNS, S> {
+        Chunk::new(thread::lane() % 16, thread::lane() / 16 * 8)
+    }
+
+    /// Loads an operand from [`chunk`](Self::chunk) on, or from one that is multiples of 16 rows and columns further. All lanes of a warp
+    /// call it together, after whatever published the tile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk<const ROWS: usize, const K: usize, S: Swizzle>(source: SharedTile<T, ROWS, K, S>, chunk: Chunk<T, ROWS, K, S>) -> Self {
+        // SAFETY: `address_of_chunk` gives the address of 16 bytes that lie together, inside the tile.
+        Self::of_columns(|column| unsafe { Target::load_matrices(source.address_of_chunk(chunk.below(column))) })
+    }
+
+    /// The same of a tile whose rows lie along N, from [`chunk_transposed`](Self::chunk_transposed), or from one that is multiples of 16 rows and of
+    /// `N` columns further. All columns are in one panel.
+    #[inline(always)]
+    #[track_caller]
+    pub fn load_chunk_transposed<const K: usize, const COLUMNS: usize, S: Swizzle>(
+        source: SharedTile<T, K, COLUMNS, S>,
+        chunk: Chunk<T, K, COLUMNS, S>,
+    ) -> Self {
+        // SAFETY: as `load_chunk`.
+        Self::of_columns(|column| unsafe { Target::load_matrices_transposed(source.address_of_chunk(chunk.beside(column))) })
+    }
+
+    /// The operand of which `load` gives 16 columns.
+    #[inline(always)]
+    #[track_caller]
+    fn of_columns(load: impl Fn(u32) -> [u32; 4]) -> Self {
         let mut words = <Columns<N> as MatrixColumns>::ZERO_WORDS;
         let mut column = 0;
         while column < N {
-            let loaded = source.fragments(column as u32, 0);
+            let loaded = load(column as u32);
             let mut i = 0;
             while i < 4 {
                 words.as_mut()[column / 4 + i] = loaded[i];
@@ -84,39 +126,6 @@ where
             column += 16;
         }
         Self { words, element: PhantomData }
-    }
-}
-
-impl<T: RegisterElement> RightTile<T, 16> {
-    /// What a lane reads of a tile whose rows lie along K, for [`load_chunk`](Self::load_chunk): of the first 16 rows and columns.
-    #[inline(always)]
-    #[track_caller]
-    pub fn chunk<const N: usize, const K: usize, S: Swizzle>() -> Chunk<T, N, K, S> {
-        Chunk::new(thread::lane() / 16 * 8 + thread::lane() % 8, thread::lane() / 8 % 2 * 8)
-    }
-
-    /// The same of a tile whose rows lie along N, for [`load_chunk_transposed`](Self::load_chunk_transposed).
-    #[inline(always)]
-    #[track_caller]
-    pub fn chunk_transposed<const K: usize, const N: usize, S: Swizzle>() -> Chunk<T, K, N, S> {
-        Chunk::new(thread::lane() % 16, thread::lane() / 16 * 8)
-    }
-
-    /// Loads 16 columns of the product as deep as one instruction, from [`chunk`](Self::chunk) or one that is multiples of 16 rows and columns further.
-    /// All lanes of a warp call it together, after whatever published the tile.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load_chunk<const N: usize, const K: usize, S: Swizzle>(source: SharedTile<T, N, K, S>, chunk: Chunk<T, N, K, S>) -> Self {
-        // SAFETY: `address_of_chunk` gives the address of 16 bytes that lie together, inside the tile.
-        Self { words: unsafe { Target::load_matrices(source.address_of_chunk(chunk)) }, element: PhantomData }
-    }
-
-    /// The same of a tile whose rows lie along N, from [`chunk_transposed`](Self::chunk_transposed) or one that is multiples of 16 rows and columns further.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load_chunk_transposed<const K: usize, const N: usize, S: Swizzle>(source: SharedTile<T, K, N, S>, chunk: Chunk<T, K, N, S>) -> Self {
-        // SAFETY: as `load_chunk`.
-        Self { words: unsafe { Target::load_matrices_transposed(source.address_of_chunk(chunk)) }, element: PhantomData }
     }
 }
 

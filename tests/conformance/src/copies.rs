@@ -1,10 +1,11 @@
 //! `cp.async`, bulk copies and the mbarrier pipeline.
 
+use oxtile_tile::global::Cursor;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::pipeline::{self, Pipeline};
 use oxtile_tile::prelude::*;
-use oxtile_tile::shared::SharedTile;
+use oxtile_tile::shared::{Chunk, SharedTile};
 use oxtile_tile::sync;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
@@ -114,6 +115,32 @@ pub fn copy_async_tile(input: Global<u32>, output: GlobalMut<u32>) {
 }
 
 fn swizzled_grid(args: &CopyAsyncTileArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(TILE_WORDS), args.input.len())?;
+    LaunchError::check_length("output", u64::from(TILE_WORDS), args.output.len())?;
+    Ok(Grid::x(1))
+}
+
+/// The same tile by chunks that follow from each thread's first, of places that follow from a cursor; the last row is beyond an edge.
+#[kernel(threads = THREADS, grid = chunks_grid, shared = Swizzled)]
+pub fn copy_async_chunks(input: Global<u32>, output: GlobalMut<u32>) {
+    let (tile, t) = (Swizzled::claim().tile, thread::index());
+    let (row, column) = (t / 16, t % 16 * 4);
+    // Neighbours change places.
+    let first = Chunk::new(row, column).anew(t).beside(4);
+    let start = Cursor::new(input, u64::from(64 * row + (column ^ 4)));
+    pipeline::copy_async_to_chunk(tile, first, start, true);
+    pipeline::copy_async_to_chunk(tile, first.below(8), start.further(8 * 64), row < 7);
+    pipeline::commit_copies();
+    pipeline::wait_copies::<0>();
+    block::sync();
+    let mut i = t;
+    while i < TILE_WORDS {
+        output.store(i.into(), tile.load(i / 64, i % 64) ^ start.load(0));
+        i += THREADS;
+    }
+}
+
+fn chunks_grid(args: &CopyAsyncChunksArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("input", u64::from(TILE_WORDS), args.input.len())?;
     LaunchError::check_length("output", u64::from(TILE_WORDS), args.output.len())?;
     Ok(Grid::x(1))

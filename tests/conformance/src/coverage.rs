@@ -265,6 +265,32 @@ pub const COVERED: &[(&str, &[&str])] = &[
         ],
     ),
     ("copy_async_tile", &["pipeline::copy::copy_async_to_tile"]),
+    (
+        "copy_async_chunks",
+        &[
+            "global::Cursor::new",
+            "global::Cursor::further",
+            "global::Cursor::load",
+            "pipeline::copy::copy_async_to_chunk",
+            "shared_tile::Chunk::new",
+            "shared_tile::Chunk::anew",
+        ],
+    ),
+    (
+        "warp_chunks",
+        &[
+            "register_tile::OperandTile::chunk",
+            "register_tile::OperandTile::chunk_transposed",
+            "register_tile::OperandTile::load_chunk",
+            "register_tile::OperandTile::load_chunk_transposed",
+            "shared_tile::Chunk::below",
+            "shared_tile::Chunk::beside",
+            "warp_matrix::RightTile::chunk",
+            "warp_matrix::RightTile::chunk_transposed",
+            "warp_matrix::RightTile::load_chunk",
+            "warp_matrix::RightTile::load_chunk_transposed",
+        ],
+    ),
     ("warp_products", &["register_tile::OperandTile::load_transposed", "warp_matrix::multiply_add", "warp_matrix::Right::fragments"]),
     (
         "fragment_sums",

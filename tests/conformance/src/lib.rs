@@ -49,6 +49,7 @@ pub const KERNELS: &[KernelFamily] = &[
     convert::HALF_PAIRS,
     convert::ARITHMETIC,
     convert::TRUNCATION,
+    copies::COPY_ASYNC_CHUNKS,
     copies::COPY_ASYNC_RING,
     copies::COPY_ASYNC_TILE,
     copies::COPY_ASYNC_WIDTHS,
@@ -89,6 +90,7 @@ pub const KERNELS: &[KernelFamily] = &[
     views::TABLE_SUMS,
     views::PARTS,
     views::PLACES,
+    warp_matrix::WARP_CHUNKS,
     warp_matrix::WARP_PRODUCTS,
     warp_matrix::WARP_PRODUCTS_8,
 ];

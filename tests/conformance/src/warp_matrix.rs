@@ -7,13 +7,15 @@ use oxtile_tile::num::{Pod, e4m3, e5m2};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{OperandTile, RegisterElement, RegisterTile};
 use oxtile_tile::shared::SharedTile;
-use oxtile_tile::warp_matrix::{self, KMajor, NMajor};
+use oxtile_tile::warp_matrix::{self, KMajor, NMajor, RightTile};
 
 use crate::THREADS;
 use crate::matrix::{MATRIX_INPUT, RESULT, fill, write};
 
 /// Words that [`warp_products`](fn@warp_products) writes.
 pub const PRODUCTS_OUTPUT: u32 = 8 * RESULT;
+/// Words that [`warp_chunks`](fn@warp_chunks) writes.
+pub const CHUNKS_OUTPUT: u32 = 4 * RESULT;
 /// Words that [`warp_products_8`](fn@warp_products_8) writes.
 pub const PRODUCTS_8_OUTPUT: u32 = 2 * RESULT;
 
@@ -47,6 +49,34 @@ fn products<T: RegisterElement + Float>(input: &Global<u32>, output: &GlobalMut<
 pub fn warp_products(input: Global<u32>, output: GlobalMut<u32>) {
     products::<bf16>(&input, &output, 0);
     products::<f16>(&input, &output, 4);
+}
+
+/// The products of [`warp_products`](fn@warp_products) of bf16, an instruction's depth at a time, from chunks that constants follow.
+#[kernel(threads = THREADS, grid = chunks_grid, shared = Operands<bf16>)]
+pub fn warp_chunks(input: Global<u32>, output: GlobalMut<u32>) {
+    let Operands { a, b } = Operands::<bf16>::claim();
+    fill(a, &input, 0);
+    fill(b, &input, 77);
+    block::sync();
+    let (along, across) = (OperandTile::<bf16, 16>::chunk(), OperandTile::<bf16, 16>::chunk_transposed());
+    let (k_major, n_major) = (RightTile::<bf16, 64>::chunk(), RightTile::<bf16, 64>::chunk_transposed());
+    let mut sums = [[RegisterTile::zero(); 2]; 2];
+    for step in 0..4 {
+        let deeper = 16 * step;
+        let left = [OperandTile::load_chunk(a, along.beside(deeper)), OperandTile::load_chunk_transposed(a, across.below(deeper))];
+        let [k_sums, n_sums] = &mut sums;
+        warp_matrix::multiply_add::<_, 64, 16, 2>(k_sums, &left, RightTile::load_chunk(b, k_major.beside(deeper)));
+        warp_matrix::multiply_add::<_, 64, 16, 2>(n_sums, &left, RightTile::load_chunk_transposed(b, n_major.below(deeper)));
+    }
+    for (number, tile) in [&sums[0][0], &sums[0][1], &sums[1][0], &sums[1][1]].into_iter().enumerate() {
+        write(&output, number as u32, tile);
+    }
+}
+
+fn chunks_grid(args: &WarpChunksArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("input", u64::from(MATRIX_INPUT), args.input.len())?;
+    LaunchError::check_length("output", u64::from(CHUNKS_OUTPUT), args.output.len())?;
+    Ok(Grid::x(1))
 }
 
 fn products_grid(args: &WarpProductsArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {

@@ -22,7 +22,7 @@ pub(super) type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 47] = [
+    let kernels: [(&str, Written); 49] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -65,7 +65,9 @@ pub fn cases() -> Vec<Case> {
         ("team_roles", team_roles),
         ("cluster_share", cluster_share),
         ("copy_async_tile", copy_async_tile),
+        ("copy_async_chunks", copy_async_chunks),
         ("warp_products", warp_products),
+        ("warp_chunks", warp_chunks),
         ("warp_products_8", warp_products_8),
         ("turned_products", turned_products),
         ("fragment_sums", fragment_sums),
@@ -132,6 +134,8 @@ one_to_one! {
     matrix_registers: MatrixRegisters, MatrixRegistersArgs, words(MATRIX_INPUT) => REGISTERS_OUTPUT;
     matrix_stacks: MatrixStacks, MatrixStacksArgs, words(MATRIX_INPUT) => STACKS_OUTPUT;
     copy_async_tile: CopyAsyncTile, CopyAsyncTileArgs, words(TILE_WORDS) => TILE_WORDS;
+    copy_async_chunks: CopyAsyncChunks, CopyAsyncChunksArgs, words(TILE_WORDS) => TILE_WORDS;
+    warp_chunks: WarpChunks, WarpChunksArgs, words(MATRIX_INPUT) => CHUNKS_OUTPUT;
     warp_products: WarpProducts, WarpProductsArgs, words(MATRIX_INPUT) => PRODUCTS_OUTPUT;
     warp_products_8: WarpProducts8, WarpProducts8Args, words(MATRIX_INPUT) => PRODUCTS_8_OUTPUT;
     turned_products: TurnedProducts, TurnedProductsArgs, words(MATRIX_INPUT) => TURNED_OUTPUT;
