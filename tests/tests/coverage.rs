@@ -44,6 +44,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "pipeline::copy::copy_async_lasting",
         "ptxas 13.0 makes an illegal instruction of what a conformance kernel would be, and the build refuses it; the cases of fused MXFP8 casts show it",
     ),
+    ("scheduler::PersistentTiles::is_done", "`next_tile`, which is covered, calls it"),
     ("scheduler::PersistentTiles::place", "`next_tile`, which is covered, calls it"),
     ("register_tile::OperandTile::apart", "its bits go to a multiplication as they are: the cases of e4m3 attention show it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),

@@ -86,13 +86,15 @@ pub fn gemm_portable<T: RegisterElement + Float, O: PairElement, const ALIGNED: 
         (false, false) => fill::<T, ALIGNED, true, true>(ring, &mut copies),
     };
     let factor = fusion.factor();
-    while let Some([row, column]) = tiles.next_tile() {
+    while !tiles.is_done() {
         let mut sums = match majors {
             (true, true) => multiply::<T, ALIGNED, false, false>(ring, &mut copies, &mut full),
             (true, false) => multiply::<T, ALIGNED, false, true>(ring, &mut copies, &mut full),
             (false, true) => multiply::<T, ALIGNED, true, false>(ring, &mut copies, &mut full),
             (false, false) => multiply::<T, ALIGNED, true, true>(ring, &mut copies, &mut full),
         };
+        // Found after the product, so that its place takes no registers before.
+        let Some([row, column]) = tiles.next_tile() else { return };
         let column = column * PORTABLE_COLUMNS + column_part() * PART as u32;
         let mut part = 0;
         while part < ROW_PARTS {

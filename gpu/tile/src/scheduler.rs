@@ -29,11 +29,17 @@ impl<const BAND: u32> PersistentTiles<BAND> {
         Self { rows, columns, next: block::index()[0] / BLOCKS, stride: block::count()[0] / BLOCKS }
     }
 
+    /// Whether there is no next tile.
+    #[inline(always)]
+    pub const fn is_done(&self) -> bool {
+        self.next >= self.rows * self.columns
+    }
+
     /// Row and column of the next tile, both counted in tiles.
     #[inline(always)]
     #[track_caller]
     pub fn next_tile(&mut self) -> Option<[u32; 2]> {
-        if self.next >= self.rows * self.columns {
+        if self.is_done() {
             return None;
         }
         let tile = self.place(self.next);
