@@ -1,7 +1,9 @@
 //! Matrices bound to the kernel of FP8 codes with a scale for every block: 128 neighbours along k of `A`, a square of 128x128 of `B`.
 
+use std::marker::PhantomData;
+
 use oxtile_kernels::fp8::{SIDE, row_of_scales};
-use oxtile_kernels::gemm::{BLOCK, BlockOperandsArgument, GemmBlocks, GemmBlocksArgs, Tile128x128};
+use oxtile_kernels::gemm::{BLOCK, BlockOperandsArgument, GemmBlocks, GemmBlocksArgs, ScaledTile};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::layout::Linear;
 use oxtile_tile::num::e4m3;
@@ -15,9 +17,9 @@ use super::wgmma::{Maps, Parts};
 use crate::runtime::{Bound, Error, Loaded, Result, Stream};
 use crate::tensor::{Strided, TensorMap, Uploads};
 
-impl<O: StoredElement, const WIDTH: usize> Instance<e4m3, e4m3, O> for Loaded<GemmBlocks<O, WIDTH>>
+impl<O: StoredElement, const WIDTH: usize, S: ScaledTile> Instance<e4m3, e4m3, O> for Loaded<GemmBlocks<O, WIDTH, S>>
 where
-    GemmBlocks<O, WIDTH>: Kernel,
+    GemmBlocks<O, WIDTH, S>: Kernel,
 {
     /// The scales are those of the blocks of `A`, `[ceil(k / 128), m]`, and of the squares of `B`, `[ceil(n / 128), ceil(k / 128)]`, each row filled up to a
     /// multiple of 4.
@@ -30,12 +32,12 @@ where
         let b_scales = TensorMap::<f32, 1, 4, Linear>::with(&mut uploads, stream, b_scales, Strided::dense(of_b))?;
         uploads.copy(stream)?;
         let mut maps = Maps::<e4m3, e4m3, BLOCK, O, WIDTH>::new(stream, config, matrices)?;
-        let mut parts = Parts::new::<Tile128x128>(stream, [config.m, config.n], plan)?;
+        let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
         Ok(Bound::new(move |stream| {
             let (a, b, d, old) = maps.arguments();
             let (shape, fusion, split) = (config.shape(), config.fusion(None, bias), parts.argument());
             let operands = BlockOperandsArgument { a, b, a_scales: a_scales.view(), b_scales: b_scales.view() };
-            self.launch(stream, GemmBlocksArgs { operands, d, old, shape, fusion, split })
+            self.launch(stream, GemmBlocksArgs { operands, d, old, shape, fusion, split, marker: PhantomData })
         }))
     }
 }

@@ -4,7 +4,7 @@ use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmEpilogue, GemmGrouped,
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
-use super::choice::{BLOCKS_TILE, GemmKernel, GemmTile};
+use super::choice::{GemmKernel, GemmTile};
 use super::config::GemmConfig;
 use super::epilogue::EpilogueKernel;
 use super::grouped::GroupedInstance;
@@ -146,15 +146,15 @@ macro_rules! any {
     };
 }
 
-/// The entry of the kernel of codes with a scale for every block.
+/// Entries of the kernels of codes with a scale for every block.
 macro_rules! blocks {
-    ($o:ident $width:literal) => {
-        &[Entry {
-            decision: GemmKernel::Wgmma { tile: BLOCKS_TILE, m_major: false, n_major: false },
-            name: <GemmBlocks<$o, $width> as Kernel>::INFO.name,
-            tile: [<gemm::Tile128x128 as TileShape>::ROWS as u64, <gemm::Tile128x128 as TileShape>::COLUMNS as u64],
-            load: |runtime| Ok(Box::new(runtime.load::<GemmBlocks<$o, $width>>()?)),
-        }]
+    ($o:ident $width:literal: $($tile:ident)*) => {
+        &[$(Entry {
+            decision: GemmKernel::Wgmma { tile: GemmTile::$tile, m_major: false, n_major: false },
+            name: <GemmBlocks<$o, $width, gemm::$tile> as Kernel>::INFO.name,
+            tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
+            load: |runtime| Ok(Box::new(runtime.load::<GemmBlocks<$o, $width, gemm::$tile>>()?)),
+        }),*]
     };
 }
 
@@ -187,10 +187,10 @@ operands! {
         every_layout!(bf16, f32 32: Tile128x256;), portable!(bf16, f32);
     f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256;), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
-    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
+    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64: Tile128x128 Tile64x128)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
         transposed!(e4m3 e4m3, bf16 64: Tile128x256 Tile128x128 Tile64x128 Tile64x64), any!(e4m3, bf16);
-    e4m3: e4m3 e4m3, f32 [blocks!(f32 32)]:
+    e4m3: e4m3 e4m3, f32 [blocks!(f32 32: Tile128x128 Tile64x128)]:
         wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]),
         transposed!(e4m3 e4m3, f32 32: Tile128x256 Tile64x128), any!(e4m3, f32);
     (e4m3, e5m2): e4m3 e5m2, bf16:

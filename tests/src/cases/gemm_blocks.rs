@@ -2,18 +2,22 @@
 //!
 //! Padding of the scales' lines is NaN throughout: no result depends on it.
 
-use oxtile::gemm::GemmElement;
+use std::marker::PhantomData;
+
+use oxtile::gemm::{GemmElement, GemmTile};
 use oxtile::quantize::gemm::{OperandFormat, Path, QuantizedGemm, QuantizedGemmConfig};
 use oxtile::quantize::{Fp8BlockTensor, ScaleBlock};
 use oxtile::runtime::{Kind, Loaded};
 use oxtile::tensor::{TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime, Stream};
-use oxtile_kernels::gemm::{BlockOperandsArgument, FusionArgument, GemmBlocks, GemmBlocksArgs, Shape, SplitArgument};
+use oxtile_kernels::gemm::{BlockOperandsArgument, FusionArgument, GemmBlocks, GemmBlocksArgs, ScaledTile, Shape, SplitArgument};
+use oxtile_kernels::gemm::{Tile64x128, Tile128x128, WARPGROUPS};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::formats::E4M3;
 use oxtile_tests::oracle::gemm::{Problem, gemm_wide};
-use oxtile_tile::launch::DeviceViewMut;
+use oxtile_tile::launch::{DeviceViewMut, Kernel};
 use oxtile_tile::num::{Element, bf16, e4m3};
+use oxtile_tile::register_tile::StoredElement;
 
 use super::gemm::Output;
 use crate::case::{Case, Outcome, Size, agrees, equal, stream, text};
@@ -92,21 +96,29 @@ impl Operand {
     }
 }
 
+/// The tile, whole tiles, or all if there are fewer, and parts of the others.
+#[derive(Clone, Copy)]
+struct Division(GemmTile, [u32; 2]);
+
+const TILES: [GemmTile; 2] = [GemmTile::Tile128x128, GemmTile::Tile64x128];
+/// All tiles whole.
+const WHOLE: [u32; 2] = [u32::MAX, 1];
+
 /// What is multiplied.
 struct Job {
     shape: [usize; 3],
     factors: [f64; 2],
     codes: Codes,
-    /// Whole tiles, and parts of the others; none for the plan that is chosen.
-    split: Option<[u32; 2]>,
-    /// Whether a bias and GELU follow, with a given `split` alone.
+    /// None for the plan that is chosen.
+    division: Option<Division>,
+    /// Whether a bias and GELU follow, with a given division alone.
     fused: bool,
     change: fn(&mut Operand, &mut Operand),
 }
 
 impl Job {
     fn new(shape: [usize; 3], codes: Codes) -> Self {
-        Self { shape, factors: [1.0, 0.0], codes, split: None, fused: false, change: |_, _| {} }
+        Self { shape, factors: [1.0, 0.0], codes, division: None, fused: false, change: |_, _| {} }
     }
 }
 
@@ -123,15 +135,26 @@ pub fn cases() -> Vec<Case> {
     job("all codes", Size::Small, || Job { factors: [0.5, -2.0], ..Job::new([72, 136, 400], Codes::Finite) });
     job("no code", Size::Small, || Job { change: zero, ..Job::new([72, 136, 400], Codes::Finite) });
     job("NaN", Size::Small, || Job { change: nan, ..Job::new([72, 136, 400], Codes::Finite) });
-    job("parts", Size::Small, || Job { factors: [0.5, -2.0], split: Some([1, 3]), ..Job::new([72, 136, 1040], Codes::Integers) });
     job("ends of the range", Size::Small, || Job { change: ends, ..Job::new([72, 136, 272], Codes::Integers) });
     // Of the GPU alone: the emulator's tensor cores lose nothing. Were the sum of all blocks left to them, it would be wrong by percents.
     job("long sums", Size::Waves, || Job::new([136, 264, 16400], Codes::Positive));
     job("waves", Size::Waves, || Job::new([2056, 2064, 528], Codes::Integers));
-    cases.push(Case::new("gemm_blocks::parts, bias and gelu", Size::Small, |r| {
-        let job = Job { factors: [0.1, 0.3], split: Some([1, 3]), fused: true, ..Job::new([72, 136, 1040], Codes::Integers) };
-        check::<bf16>(r, &job)
-    }));
+    for tile in TILES {
+        let mut job = |what: &str, job: fn() -> Job, division: [u32; 2]| {
+            cases.push(Case::new(format!("gemm_blocks::{tile:?}::{what}"), Size::Small, move |r| {
+                check::<bf16>(r, &Job { division: Some(Division(tile, division)), ..job() })
+            }));
+        };
+        job("edges", || Job::new([136, 264, 208], Codes::Integers), WHOLE);
+        // More blocks than the ring has stages.
+        job("a row", || Job::new([1, 16, 1424], Codes::Integers), WHOLE);
+        job("parts", || Job { factors: [0.5, -2.0], ..Job::new([72, 136, 1040], Codes::Integers) }, [1, 3]);
+        job("parts, bias and gelu", || Job { factors: [0.1, 0.3], fused: true, ..Job::new([72, 136, 1040], Codes::Integers) }, [1, 3]);
+        cases.push(Case::new(format!("gemm_blocks::{tile:?}::all codes"), Size::Small, move |r| {
+            let codes = Job::new([72, 136, 400], Codes::Finite);
+            check::<f32>(r, &Job { factors: [0.5, -2.0], division: Some(Division(tile, WHOLE)), ..codes })
+        }));
+    }
     cases.push(Case::new("gemm_blocks::refused", Size::Small, refused));
     cases
 }
@@ -183,14 +206,15 @@ where
 {
     let stream = stream(runtime)?;
     let (a, b, mut d) = (a.upload(&stream)?, b.upload(&stream)?, text(Buffer::from_slice(&stream, old))?);
-    match job.split {
+    match job.division {
         None => {
             let product = text(QuantizedGemm::<O>::new(&text(runtime.device(0))?, config(job)))?;
             text(product.run(&stream, (&a).into(), (&b).into(), d.view_mut()))?;
         }
-        Some(split) => {
+        Some(division) => {
             let bias = text(Buffer::from_slice(&stream, bias))?;
-            O::launch(runtime, &stream, (job, split), [&a, &b], job.fused.then_some(&bias), &mut d)?;
+            let launch = Launch { job, division, operands: [&a, &b], bias: job.fused.then_some(&bias) };
+            O::launch(runtime, &stream, launch, &mut d)?;
         }
     }
     Ok(text(d.to_vec(&stream))?.into_iter().map(O::value).collect())
@@ -237,57 +261,75 @@ where
     equal("d, again", &bits(&again), &bits(&found))
 }
 
-/// A result whose kernel is launched with a given division.
+/// A result whose kernels are launched with a given tile and division.
 trait Launched: Output + Element {
-    fn launch(
-        runtime: &Runtime,
-        stream: &Stream,
-        job: (&Job, [u32; 2]),
-        operands: [&Fp8BlockTensor; 2],
-        bias: Option<&Buffer<Self>>,
-        d: &mut Buffer<Self>,
-    ) -> Outcome;
+    fn launch(runtime: &Runtime, stream: &Stream, launch: Launch<'_, Self>, d: &mut Buffer<Self>) -> Outcome;
+}
+
+/// What is launched.
+struct Launch<'a, O> {
+    job: &'a Job,
+    division: Division,
+    operands: [&'a Fp8BlockTensor; 2],
+    bias: Option<&'a Buffer<O>>,
 }
 
 macro_rules! launched {
     ($($o:ident $width:literal)*) => { $(
         impl Launched for $o {
-            fn launch(
-                runtime: &Runtime,
-                stream: &Stream,
-                (job, [whole, parts]): (&Job, [u32; 2]),
-                [a, b]: [&Fp8BlockTensor; 2],
-                bias: Option<&Buffer<Self>>,
-                d: &mut Buffer<Self>,
-            ) -> Outcome {
-                let ([m, n, k], [alpha, beta]) = (job.shape, job.factors.map(|factor| factor as f32));
-                let [rows, columns, blocks] = [m, n, k].map(|size| size.div_ceil(SIDE) as u64);
-                let counters = (rows * columns - u64::from(whole)) * 2;
-                let mut sums = text(Buffer::<f32>::uninitialised(stream, counters * u64::from(parts) * 64 * 128))?;
-                let mut tickets = text(Buffer::<u32>::zeros(stream, counters))?;
-                let result = d.view_mut();
-                let access = result.access("old");
-                let a_scales = text(TensorMap::new(stream, a.scales.view(), [blocks, m.next_multiple_of(4) as u64]))?;
-                let b_scales = text(TensorMap::new(stream, b.scales.view(), [columns, blocks.next_multiple_of(4)]))?;
-                let [m, n, k] = [m, n, k].map(|size| size as u64);
-                let (a, b) = (text(TensorMap::new(stream, a.data.view(), [m, k]))?, text(TensorMap::new(stream, b.data.view(), [n, k]))?);
-                let mut map = text(TensorMapMut::new(stream, result, [m, n]))?;
-                let kernel: Loaded<GemmBlocks<$o, $width>> = text(runtime.load())?;
-                let args = GemmBlocksArgs {
-                    operands: BlockOperandsArgument { a: a.view(), b: b.view(), a_scales: a_scales.view(), b_scales: b_scales.view() },
-                    d: map.view_mut(),
-                    // SAFETY: the map holds the view of the same memory; the kernel reads an element before it stores it.
-                    old: unsafe { DeviceViewMut::from_raw(access.address, m * n, access.owner) },
-                    shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
-                    fusion: FusionArgument { bias: bias.map(Buffer::view), a_scale: None, b_scale: None, alpha, beta, gelu: job.fused },
-                    split: SplitArgument { whole, parts, sums: Some(sums.view_mut()), tickets: Some(tickets.view_mut()) },
-                };
-                text(kernel.launch(stream, args))
+            fn launch(runtime: &Runtime, stream: &Stream, launch: Launch<'_, Self>, d: &mut Buffer<Self>) -> Outcome {
+                match launch.division.0 {
+                    GemmTile::Tile64x128 => launch_tile::<Self, $width, Tile64x128>(runtime, stream, launch, d),
+                    _ => launch_tile::<Self, $width, Tile128x128>(runtime, stream, launch, d),
+                }
             }
         }
     )* };
 }
 launched!(bf16 64 f32 32);
+
+fn launch_tile<O: Output + StoredElement, const WIDTH: usize, S: ScaledTile>(
+    runtime: &Runtime,
+    stream: &Stream,
+    Launch { job, division: Division(_, [whole, parts]), operands: [a, b], bias }: Launch<'_, O>,
+    d: &mut Buffer<O>,
+) -> Outcome
+where
+    GemmBlocks<O, WIDTH, S>: Kernel,
+{
+    let ([m, n, k], [alpha, beta]) = (job.shape, job.factors.map(|factor| factor as f32));
+    let [columns, blocks] = [n, k].map(|size| size.div_ceil(SIDE) as u64);
+    let tiles = m.div_ceil(S::ROWS as usize) as u64 * columns;
+    let whole = u64::from(whole).min(tiles);
+    let counters = (tiles - whole) * u64::from(WARPGROUPS);
+    let mut sums = text(Buffer::<f32>::uninitialised(stream, counters * u64::from(parts * S::PIECE)))?;
+    let mut tickets = text(Buffer::<u32>::zeros(stream, counters))?;
+    let result = d.view_mut();
+    let access = result.access("old");
+    let a_scales = text(TensorMap::new(stream, a.scales.view(), [blocks, m.next_multiple_of(4) as u64]))?;
+    let b_scales = text(TensorMap::new(stream, b.scales.view(), [columns, blocks.next_multiple_of(4)]))?;
+    let [m, n, k] = [m, n, k].map(|size| size as u64);
+    let (a, b) = (text(TensorMap::new(stream, a.data.view(), [m, k]))?, text(TensorMap::new(stream, b.data.view(), [n, k]))?);
+    let mut map = text(TensorMapMut::new(stream, result, [m, n]))?;
+    let kernel: Loaded<GemmBlocks<O, WIDTH, S>> = text(runtime.load())?;
+    let split = counters > 0;
+    let args = GemmBlocksArgs {
+        operands: BlockOperandsArgument { a: a.view(), b: b.view(), a_scales: a_scales.view(), b_scales: b_scales.view() },
+        d: map.view_mut(),
+        // SAFETY: the map holds the view of the same memory; the kernel reads an element before it stores it.
+        old: unsafe { DeviceViewMut::from_raw(access.address, m * n, access.owner) },
+        shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
+        fusion: FusionArgument { bias: bias.map(Buffer::view), a_scale: None, b_scale: None, alpha, beta, gelu: job.fused },
+        split: SplitArgument {
+            whole: whole as u32,
+            parts,
+            sums: split.then(|| sums.view_mut()),
+            tickets: split.then(|| tickets.view_mut()),
+        },
+        marker: PhantomData,
+    };
+    text(kernel.launch(stream, args))
+}
 
 /// Formats and sizes that the kernel does not take, and scales of another size.
 fn refused(runtime: &Runtime) -> Outcome {

@@ -16,6 +16,7 @@ pub const JOBS: &[Job] = &[
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_few", run: gemm_few, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_blocks", run: gemm_blocks, equivalents: &[EQUIVALENTS[0], MEETING] },
+    Job { name: "gemm_blocks_of_few_rows", run: gemm_blocks_of_few_rows, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_any", run: gemm_any, equivalents: &[] },
     Job { name: "gemm_epilogue", run: gemm_epilogue, equivalents: &[] },
     Job { name: "gemm_portable", run: gemm_portable, equivalents: STRICTER_WAIT },
@@ -136,7 +137,19 @@ fn gemm_epilogue(device: &Device) -> Result<Vec<u32>, Outcome> {
 
 /// A whole tile, and two in parts of two blocks and of one: the stages that each way through the sum's loop gives back are used again.
 fn gemm_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
-    let ([m, n, k], [whole, parts]) = ([72_u64, 264_u64, 528_u64], [1, 3]);
+    blocks_product::<Tile128x128>(device, [72, 264, 528])
+}
+
+/// The same by the tile of 64 rows, which has seven stages for fifteen steps.
+fn gemm_blocks_of_few_rows(device: &Device) -> Result<Vec<u32>, Outcome> {
+    blocks_product::<Tile64x128>(device, [40, 264, 528])
+}
+
+fn blocks_product<S: ScaledTile>(device: &Device, [m, n, k]: [u64; 3]) -> Result<Vec<u32>, Outcome>
+where
+    GemmBlocks<bf16, 64, S>: Kernel,
+{
+    let [whole, parts] = [1, 3];
     let blocks = k.div_ceil(128);
     let (a, b) = (device.upload::<e4m3>("a", &codes(m * k)), device.upload::<e4m3>("b", &codes(n * k)));
     // Each scale is another number.
@@ -144,15 +157,15 @@ fn gemm_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
     let a_scales = device.upload::<f32>("a_scales", &numbers(blocks * m));
     let b_scales = device.upload::<f32>("b_scales", &numbers(3 * blocks.next_multiple_of(4)));
     let d = device.upload::<bf16>("d", &values(m * n));
-    let counters = 2 * u64::from(Tile128x128::WARPGROUPS);
-    let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * Tile128x128::PIECE)) as usize]);
+    let counters = 2 * u64::from(S::WARPGROUPS);
+    let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * S::PIECE)) as usize]);
     let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
     let (a_map, b_map, d_map) = (map(device, &a, [m, k]), map(device, &b, [n, k]), map(device, &d, [m, n]));
     let a_scales_map = map_of(device, &a_scales, [blocks, m], ([1, 128], Swizzle::None));
     let b_scales_map = map_of(device, &b_scales, [3, blocks.next_multiple_of(4)], ([1, 4], Swizzle::None));
     // SAFETY: as `product`.
     let args = unsafe {
-        GemmBlocksArgs::<bf16, 64> {
+        GemmBlocksArgs::<bf16, 64, S> {
             operands: BlockOperandsArgument {
                 a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
                 b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
@@ -164,9 +177,10 @@ fn gemm_blocks(device: &Device) -> Result<Vec<u32>, Outcome> {
             shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
             split: SplitArgument { whole, parts, sums: Some(sums.view_mut()), tickets: Some(tickets.view_mut()) },
+            marker: PhantomData,
         }
     };
-    device.launch::<GemmBlocks<bf16, 64>>(args)?;
+    device.launch::<GemmBlocks<bf16, 64, S>>(args)?;
     Ok([device.download(&d), device.download(&tickets)].concat())
 }
 

@@ -316,8 +316,10 @@ mod tests {
     fn without_the_library_hopper_multiplies_blocks_by_squares_and_no_other_pair() {
         let blocks = QuantizedGemmConfig { b: SQUARES, ..QuantizedGemmConfig::new(ROWS, [64, 128, 256]) };
         let choice = choose(blocks, (9, 0), false).unwrap();
-        assert_eq!((choice.decision, choice.kernel), (Wgmma, Some("gemm_blocks__bf16__width64")));
-        assert!(choice.why.starts_with("FP8 codes in blocks on tensor cores, 128 by 128 tiles on wgmma"), "{choice:?}");
+        assert_eq!((choice.decision, choice.kernel), (Wgmma, Some("gemm_blocks__bf16__width64__tile64x128")));
+        assert!(choice.why.starts_with("FP8 codes in blocks on tensor cores, 64 by 128 tiles on wgmma"), "{choice:?}");
+        let many = choose(QuantizedGemmConfig { m: 4096, n: 7168, k: 2048, ..blocks }, (9, 0), false).unwrap();
+        assert_eq!(many.kernel, Some("gemm_blocks__bf16__width64__tile128x128"));
         assert_eq!(choose(blocks, (9, 0), true).unwrap().decision, CublasLt);
         let refusal = |config: QuantizedGemmConfig, capability| {
             let choice = choose(config, capability, false).unwrap();
