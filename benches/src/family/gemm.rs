@@ -84,7 +84,11 @@ pub(super) fn config(kernel: &str, ([m, n, k], _): Shape) -> GemmConfig {
     GemmConfig { m, n, k, transpose_a: is_transposed(0), transpose_b: is_transposed(1), ..GemmConfig::default() }
 }
 
-pub(super) fn bench<T: GemmOperands<bf16, A: Value, B: Value>>(kernel: &'static str, peers: &'static [&'static str], shape @ ([m, n, k], sets): Shape) -> Bench {
+pub(super) fn bench<T: GemmOperands<bf16, A: Value, B: Value>>(
+    kernel: &'static str,
+    peers: &'static [&'static str],
+    shape @ ([m, n, k], sets): Shape,
+) -> Bench {
     let config = config(kernel, shape);
     Bench {
         family: FAMILY,

@@ -38,7 +38,9 @@ fn bench<T: GemmOperands<bf16, A: Value, B: Value>>(kernel: &'static str, peers:
     let prepare = move |gpu: &Gpu| {
         let mut prepared = gemm::prepare::<T>(gpu, &Gemm::new(&gpu.runtime, config)?, config, sets)?;
         if library(config).choose::<bf16>(&gpu.device).is_ok() && (config.transpose_a || !config.transpose_b) {
-            for (label, before) in [("fp8_cast_transpose, then cuBLASLt", Before::Cast), ("fp8_transpose, then cuBLASLt", Before::Transpose)] {
+            for (label, before) in
+                [("fp8_cast_transpose, then cuBLASLt", Before::Cast), ("fp8_transpose, then cuBLASLt", Before::Transpose)]
+            {
                 prepared = prepared.against(label, after(gpu, config, sets, before)?);
             }
         }

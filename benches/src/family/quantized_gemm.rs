@@ -44,6 +44,8 @@ const BLOCK_SHAPES: &[[u64; 3]] = &[
     [4096, 2112, 7168],
     [128, 7168, 16384],
     [64, 24576, 1536],
+    [64, 7168, 16384],
+    [64, 2112, 7168],
 ];
 
 /// On `wgmma`, beside cuBLASLt where it takes the product, and beside our product of bf16.
