@@ -273,11 +273,16 @@ fn multiply<T: RegisterElement + Float, const ALIGNED: bool, const M_MAJOR: bool
             third.multiply(&mut sums);
             pipeline::wait_copies::<{ STAGES - 2 }>();
             block::sync();
-            // All have read this stage.
+            // All have read this stage. Copies of elements take the registers of fragments, others wait for no product.
+            if !ALIGNED {
+                fourth.multiply(&mut sums);
+            }
             copies.start::<ALIGNED, M_MAJOR, N_MAJOR>(stage);
             full.number = (full.number + 1) % STAGES;
             full.first = load(places, ring.tile(full.number), 0);
-            fourth.multiply(&mut sums);
+            if ALIGNED {
+                fourth.multiply(&mut sums);
+            }
         }
         left -= steps;
         copies.count::<M_MAJOR, N_MAJOR>(steps);
