@@ -11,7 +11,7 @@ use oxtile::runtime::{Kind, Loaded};
 use oxtile::tensor::{TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime, Stream};
 use oxtile_kernels::gemm::{BlockOperandsArgument, FusionArgument, GemmBlocks, GemmBlocksArgs, ScaledTile, Shape, SplitArgument};
-use oxtile_kernels::gemm::{Tile64x128, Tile128x128, WARPGROUPS};
+use oxtile_kernels::gemm::{Tile64x128, Tile128x128, TileShape};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::formats::E4M3;
 use oxtile_tests::oracle::gemm::{Problem, gemm_wide};
@@ -301,7 +301,7 @@ where
     let [columns, blocks] = [n, k].map(|size| size.div_ceil(SIDE) as u64);
     let tiles = m.div_ceil(S::ROWS as usize) as u64 * columns;
     let whole = u64::from(whole).min(tiles);
-    let counters = (tiles - whole) * u64::from(WARPGROUPS);
+    let counters = (tiles - whole) * u64::from(Tile128x128::WARPGROUPS);
     let mut sums = text(Buffer::<f32>::uninitialised(stream, counters * u64::from(parts * S::PIECE)))?;
     let mut tickets = text(Buffer::<u32>::zeros(stream, counters))?;
     let result = d.view_mut();
