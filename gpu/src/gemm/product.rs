@@ -88,7 +88,6 @@ where
                 let threads = const { WARPGROUPS * warpgroup::THREADS };
                 shared.ring.stages().tile(stage).clear(first, [thread::index() % threads, threads]);
             }
-            warp::sync();
             sync::fence_proxy_async();
             const { NamedBarrier::new(1, WARPGROUPS * warpgroup::THREADS) }.sync();
         }
