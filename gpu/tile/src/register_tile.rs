@@ -349,7 +349,10 @@ impl<T: RegisterElement> OperandTile<T, 16> {
     /// The same of a tile that holds the transpose, from [`chunk_transposed`](Self::chunk_transposed) or the one 16 rows further, ....
     #[inline(always)]
     #[track_caller]
-    pub fn load_chunk_transposed<const K: usize, const M: usize, S: Swizzle>(source: SharedTile<T, K, M, S>, chunk: Chunk<T, K, M, S>) -> Self {
+    pub fn load_chunk_transposed<const K: usize, const M: usize, S: Swizzle>(
+        source: SharedTile<T, K, M, S>,
+        chunk: Chunk<T, K, M, S>,
+    ) -> Self {
         // SAFETY: as `load_chunk`.
         Self::of_steps(|_| unsafe { Target::load_matrices_transposed(source.address_of_chunk(chunk)) })
     }

@@ -93,7 +93,10 @@ where
     /// call it together, after whatever published the tile.
     #[inline(always)]
     #[track_caller]
-    pub fn load_chunk<const ROWS: usize, const K: usize, S: Swizzle>(source: SharedTile<T, ROWS, K, S>, chunk: Chunk<T, ROWS, K, S>) -> Self {
+    pub fn load_chunk<const ROWS: usize, const K: usize, S: Swizzle>(
+        source: SharedTile<T, ROWS, K, S>,
+        chunk: Chunk<T, ROWS, K, S>,
+    ) -> Self {
         // SAFETY: `address_of_chunk` gives the address of 16 bytes that lie together, inside the tile.
         Self::of_columns(|column| unsafe { Target::load_matrices(source.address_of_chunk(chunk.below(column))) })
     }

@@ -150,6 +150,10 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
         }
         let (first, why) = match tile {
             Some(tile) => (tile, "as asked for"),
+            // A cluster's tile is 256x256.
+            None if by_sum && m.is_multiple_of(256) && n.is_multiple_of(256) => {
+                (GemmTile::Tile128x256, "the tile for groups of the sum, whose results are whole tiles of clusters")
+            }
             None if by_sum => (GemmTile::Tile128x128, "the tile for groups of the sum"),
             None => (GemmTile::Tile128x128, "the tile for groups of rows"),
         };

@@ -126,9 +126,9 @@ fn product(a: f32, b: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::{E4M3, E5M2};
     use crate::golden_fp8 as golden;
     use crate::inputs::Dtype;
-    use crate::formats::{E4M3, E5M2};
 
     #[test]
     fn golden_tensors() {

@@ -114,8 +114,8 @@ fn product(a: f32, b: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::golden_mxfp8 as golden;
     use crate::formats::{E4M3, E5M2};
+    use crate::golden_mxfp8 as golden;
 
     /// Bits with any NaN as one.
     fn bits(values: &[f32]) -> Vec<u32> {

@@ -19,8 +19,8 @@ use crate::arch::{Cluster, Target};
 use crate::shared::{SharedStorage, Tiles, name_field};
 
 pub use copy::{
-    commit_copies, commit_stores, copy_async, copy_async_lasting, copy_async_pair, copy_async_to_chunk, copy_async_to_tile, copy_async_word, prefetch,
-    store_bulk, wait_copies, wait_stores, wait_stores_read,
+    commit_copies, commit_stores, copy_async, copy_async_lasting, copy_async_pair, copy_async_to_chunk, copy_async_to_tile,
+    copy_async_word, prefetch, store_bulk, wait_copies, wait_stores, wait_stores_read,
 };
 pub use mbarrier::{Mbarrier, publish_barriers};
 
