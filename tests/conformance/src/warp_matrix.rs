@@ -68,9 +68,11 @@ pub fn warp_chunks(input: Global<u32>, output: GlobalMut<u32>) {
         warp_matrix::multiply_add::<_, 64, 16, 2>(k_sums, &left, RightTile::load_chunk(b, k_major.beside(deeper)));
         warp_matrix::multiply_add::<_, 64, 16, 2>(n_sums, &left, RightTile::load_chunk_transposed(b, n_major.below(deeper)));
     }
-    for (number, tile) in [&sums[0][0], &sums[0][1], &sums[1][0], &sums[1][1]].into_iter().enumerate() {
-        write(&output, number as u32, tile);
-    }
+    let [[along_k, across_k], [along_n, across_n]] = &sums;
+    write(&output, 0, along_k);
+    write(&output, 1, across_k);
+    write(&output, 2, along_n);
+    write(&output, 3, across_n);
 }
 
 fn chunks_grid(args: &WarpChunksArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
