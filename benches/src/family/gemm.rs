@@ -123,7 +123,7 @@ pub(super) fn prepare<T: GemmOperands<bf16, A: Value, B: Value>>(
 ) -> Result<Prepared> {
     let GemmConfig { m, n, k, .. } = config;
     let operands = |set: usize| Ok((operand::<T::A>(gpu, 2 * set, m * k)?, operand::<T::B>(gpu, 2 * set + 1, k * n)?));
-    let inputs: Vec<(Buffer<T::A>, Buffer<T::B>)> = (0..sets).map(operands).collect::<Result<_>>()?;
+    let inputs = (0..sets).map(operands).collect::<Result<Vec<_>>>()?;
     let results = (0..sets).map(|_| Buffer::<bf16>::uninitialised(&gpu.stream, m * n));
     let mut results: Vec<Buffer<bf16>> = results.collect::<oxtile::runtime::Result<_>>()?;
     let graph = {

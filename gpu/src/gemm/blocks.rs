@@ -69,7 +69,7 @@ type WarpgroupRoles = Roles<2, 40, 232>;
 /// Warpgroups of a block that multiply.
 const WARPGROUPS: u32 = Tile128x128::WARPGROUPS;
 
-/// The tile of a block, and how it is computed: a compile-time policy of the [kernel](fn@gemm_blocks).
+/// The tile of a block, and how it is computed: a compile-time policy of [`GemmBlocks`].
 pub trait ScaledTile: TileShape {
     /// The shared memory of a block.
     type Scaled<O: StoredElement, const WIDTH: usize>: SharedStorage;

@@ -22,10 +22,13 @@ type Boxes<T, const DEPTH: usize> = Tiles<SharedTile<T, FEW, DEPTH, Swizzle128>,
 /// Words of a row of a part, which is 128 bytes.
 const ROW_WORDS: u32 = 32;
 
+/// A part of `A`, its boxes, and its words, which are zeroed.
+type LeftPart<T, const DEPTH: usize> = Overlay<Part<T, DEPTH>, Overlay<Boxes<T, DEPTH>, SharedArray<u32, { PART * ROW_WORDS as usize }>>>;
+
 /// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` each.
 #[derive(SharedStorage, Clone, Copy)]
 pub struct Stage<A: Pod, B: Pod, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize> {
-    a: Tiles<Overlay<Part<A, DEPTH>, Overlay<Boxes<A, DEPTH>, SharedArray<u32, { PART * ROW_WORDS as usize }>>>, ROW_PARTS>,
+    a: Tiles<LeftPart<A, DEPTH>, ROW_PARTS>,
     b: Tiles<Tiles<Part<B, DEPTH>, PANELS>, COLUMN_PARTS>,
 }
 

@@ -144,7 +144,7 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> Chunk<T, ROWS,
     /// The chunk of the same row whose column is this one's, xor `columns`: whole chunks, in the same panel.
     #[inline(always)]
     pub fn beside(self, columns: u32) -> Self {
-        Self { offset: self.offset ^ columns * size_of::<T>() as u32, ..self }
+        Self { offset: self.offset ^ (columns * size_of::<T>() as u32), ..self }
     }
 }
 
