@@ -1,10 +1,10 @@
-//! Oracles, test inputs and the test binary of Oxtile.
+//! Oracles, test inputs and the test binary of Oxtile. References in plain Rust and tensors of difficult values are a crate of their own,
+//! `oxtile-oracle`, which is optimised more than the cases.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `cases` | the cases, by families of kernels |
 //! | `case`, `backend`, `sweep` | what a case is, and how it compares; cases on each back end; casts of all numbers |
-//! | `oracle`, `inputs` | references in plain Rust, and test tensors of difficult values: a crate of their own, optimised more than the cases |
 //! | `mutation` | mutants that the emulator must report |
 //! | `coverage` | which built instances no case launches |
 //! | `golden` | the GPU's bytes of the conformance kernels |
