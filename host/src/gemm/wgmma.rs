@@ -29,8 +29,11 @@ where
         // Where rows lie along M, boxes of few of them would be narrower than their swizzle.
         let is_few = !M_MAJOR && S::ROWS == 64 && config.m <= MOST_FEW.into();
         let of_a = Strided::dense([config.m, config.k]);
-        let few = is_few.then(|| TensorMap::<_, FEW, DEPTH, Swizzle128>::strided(stream, matrices.a, of_a)).transpose()?;
-        let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::new(stream, config, matrices)?;
+        let mut uploads = Uploads::default();
+        let mut few = || TensorMap::<_, FEW, DEPTH, Swizzle128>::with(&mut uploads, stream, matrices.a, of_a);
+        let few = if is_few { Some(few()?) } else { None };
+        let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::with(&mut uploads, stream, config, matrices)?;
+        uploads.copy(stream)?;
         let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
         Ok(Bound::new(move |stream| {
             let (a, b, d, old) = maps.arguments();
@@ -60,14 +63,21 @@ type MatrixArguments<'m, A, B, const DEPTH: usize, O, const WIDTH: usize> = (
 
 impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize> Maps<'a, A, B, DEPTH, O, WIDTH> {
     /// Encodes them, and copies them in stream order.
-    pub fn new(stream: &Stream, config: GemmConfig, Matrices { a, b, d, .. }: Matrices<'a, A, B, O>) -> Result<Self> {
+    pub fn new(stream: &Stream, config: GemmConfig, matrices: Matrices<'a, A, B, O>) -> Result<Self> {
+        let mut uploads = Uploads::default();
+        let maps = Self::with(&mut uploads, stream, config, matrices)?;
+        uploads.copy(stream)?;
+        Ok(maps)
+    }
+
+    /// Encodes them, to be copied with others.
+    fn with(uploads: &mut Uploads, stream: &Stream, config: GemmConfig, Matrices { a, b, d, .. }: Matrices<'a, A, B, O>) -> Result<Self> {
         let (GemmConfig { m, n, k, .. }, [m_major, n_major]) = (config, config.majors());
         let (of_a, of_b) = (if m_major { [k, m] } else { [m, k] }, if n_major { [k, n] } else { [n, k] });
-        let (mut uploads, result) = (Uploads::default(), (d.access("old"), d.len()));
-        let a = TensorMap::with(&mut uploads, stream, a, Strided::dense(of_a))?;
-        let b = TensorMap::with(&mut uploads, stream, b, Strided::dense(of_b))?;
-        let d = TensorMapMut::with(&mut uploads, stream, d, Strided::dense([m, n]))?;
-        uploads.copy(stream)?;
+        let result = (d.access("old"), d.len());
+        let a = TensorMap::with(uploads, stream, a, Strided::dense(of_a))?;
+        let b = TensorMap::with(uploads, stream, b, Strided::dense(of_b))?;
+        let d = TensorMapMut::with(uploads, stream, d, Strided::dense([m, n]))?;
         Ok(Self { a, b, d, result })
     }
 
