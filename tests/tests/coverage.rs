@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("pipeline::Pipeline::producer_in_round", "`producer`, which is covered, where the ring has gone round"),
     ("pipeline::Producer::next_stage", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
     ("pipeline::Producer::parity", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
+    ("pipeline::Producer::at_place_of", "what another ring counts, which is covered; attention of 8 bits stops or races if it is wrong"),
     ("pipeline::Consumer::next_stage", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
     ("pipeline::Consumer::parity", "what the ring counts; the backward pass of attention stops or races if it is wrong"),
     (

@@ -130,7 +130,8 @@ pub(super) fn prepare(gpu: &Gpu, shape: Shape, config: AttentionConfig) -> Resul
     capture(gpu, shape, config, &[])
 }
 
-fn prepare_packed(gpu: &Gpu, packed: &Packed, mask: Mask) -> Result<Prepared> {
+/// The same of packed sequences.
+pub(super) fn prepare_packed(gpu: &Gpu, packed: &Packed, mask: Mask) -> Result<Prepared> {
     capture(gpu, packed.rows(), packed.config(mask), &packed.offsets())
 }
 

@@ -28,6 +28,13 @@ impl Packed {
         Self { lengths: lengths.collect(), rows: Shape::square([1, rows, heads, key_heads, head_size]) }
     }
 
+    /// Sequences of lengths from 2048 to 16384, of which no tile divides some: 32768 rows.
+    pub fn mixed(size: Size, heads: [u64; 3]) -> Self {
+        let lengths = size.pick(&[2048, 16384, 3111, 8192, 3033][..], &[40, 97]);
+        let [heads, key_heads, head_size] = heads;
+        Self { lengths: lengths.to_vec(), rows: Shape::square([1, lengths.iter().sum(), heads, key_heads, head_size]) }
+    }
+
     /// The same rows with values of another size.
     pub fn with_values(self, value_size: u64) -> Self {
         Self { rows: Shape { value_size, ..self.rows }, ..self }
@@ -136,6 +143,7 @@ mod tests {
         let packed = Packed::of(dense);
         assert_eq!(packed.dense(), dense);
         assert_eq!(Packed::short(Size::Full).dense(), Shape::square([2048, 16, 16, 16, 128]));
+        assert_eq!(Packed::mixed(Size::Full, [16, 16, 128]).label(), "5 of 32768x16:16x128");
         assert_eq!(packed.rows().elements(), dense.elements());
         for mask in [Mask::Full, Mask::CausalBottomRight] {
             assert_eq!(packed.forward_flops(mask), dense.forward_flops(mask));

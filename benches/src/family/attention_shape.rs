@@ -65,6 +65,13 @@ impl Shape {
         self.seen_twice(mask) * (self.head_size + self.value_size)
     }
 
+    /// Those of the forward pass where a query sees so many keys before its own, and that one, as far as there are any; of square shapes.
+    pub fn windowed_flops(&self, left: u64) -> u64 {
+        let (seen, length) = (left.min(self.queries.saturating_sub(1)) + 1, self.queries);
+        let pairs = seen * length - seen * (seen - 1) / 2;
+        2 * self.batches * self.heads * pairs * (self.head_size + self.value_size)
+    }
+
     /// Those of the backward pass, five products: `2 (3 D + 2 V)`.
     pub fn backward_flops(&self, mask: Mask) -> u64 {
         self.seen_twice(mask) * (3 * self.head_size + 2 * self.value_size)

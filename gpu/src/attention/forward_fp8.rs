@@ -3,7 +3,7 @@
 //! The structure is that of [`attention_forward`](fn@super::attention_forward), with one difference. The tensor cores take
 //! 8-bit operands along the direction that is summed over alone, and values lie across it: so three warps of the producer's
 //! warpgroup transpose each block of values on its way, from one ring to another. That is another pipeline, so it is a kernel of its own;
-//! what a policy of that kernel would cost was not measured.
+//! what it is computed of is a compile-time [`Fp8Problem`].
 //!
 //! | warp of the producer's warpgroup | does |
 //! |---|---|
@@ -28,115 +28,68 @@ use oxtile_tile::num::e4m3;
 use oxtile_tile::pipeline::{self, Consumer, Pipeline, Stage};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{OperandTile, RegisterTile};
-use oxtile_tile::shared::{SharedTile, Tiles};
-use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
+use oxtile_tile::shared::{SharedStorage, SharedTile, Tiles as SharedTiles};
 use oxtile_tile::warpgroup::{self, Role, Roles};
 
-use super::epilogue::{store, store_rows};
-use super::mask::{FAR, Mask, Span, check_reach};
-use super::schedule::{Queue, Schedule, TILE_WORDS, Tile, TileOrder};
-use super::shape::{Checked, MOST_BLOCKS, Shape};
+use super::fp8_problem::{
+    FP8_KEYS as KEYS, FP8_QUERIES as QUERIES, Fp8Key, Fp8Policy, Fp8Problem, Fp8Query, Fp8Seen, Fp8Step, PARTS, Phase,
+};
+use super::mask::Span;
+use super::problem::{Causal, Full, Optioned, PackedCausal, PackedFull, ProblemTile, Tiles};
 use super::softmax::Softmax;
-use super::warpgroup_roles::{Pair, WARPGROUP_QUERIES};
+use super::warpgroup_roles::{Part, WARPGROUP_QUERIES};
 
-/// Keys of a block.
-pub const FP8_KEYS: usize = 96;
-const KEYS: usize = FP8_KEYS;
-/// Warpgroups that multiply, each for a part of a tile.
-const PARTS: usize = 3;
-/// Queries of a tile.
-pub const FP8_QUERIES: usize = PARTS * WARPGROUP_QUERIES;
-const QUERIES: usize = FP8_QUERIES;
 /// Keys whose values a warp transposes at once.
 const TURNED: u32 = 32;
 /// Warps that transpose.
 const TURNERS: u32 = KEYS as u32 / TURNED;
-/// Blocks in which maxima are looked for, before those in which weights tell: the first, and those that a causal mask may cut.
-const fn thorough(causal: bool) -> u32 {
-    if causal { 3 } else { 1 }
+/// Blocks in which maxima are looked for, before those in which weights tell: the first, and those that a mask may cut.
+const fn thorough(masked: bool) -> u32 {
+    if masked { 2 } else { 1 }
 }
-
-/// Weights are 2^4 times as large as they are worth, up to 2^8.
-const LIFT: f32 = 4.0;
 
 type WarpgroupRoles = Roles<{ PARTS as u32 }, 32, 160>;
 
-type Query<const D: usize, S> = SharedTile<e4m3, WARPGROUP_QUERIES, D, S>;
-type Key<const D: usize, S> = SharedTile<e4m3, KEYS, D, S>;
 type Turned<const D: usize> = SharedTile<e4m3, D, KEYS, Swizzle32>;
 
 /// A tile and its queries.
 #[derive(SharedStorage, Clone, Copy)]
-struct Queries<const D: usize, S: Swizzle> {
-    parts: Tiles<Query<D, S>, PARTS>,
-    tile: SharedArray<u32, TILE_WORDS>,
+struct Queries<const D: usize, S: Swizzle, TILE: SharedStorage + Copy> {
+    parts: SharedTiles<Fp8Query<D, S>, PARTS>,
+    tile: TILE,
 }
 
 /// A block of values on its way to be transposed, or none after the last.
 #[derive(SharedStorage, Clone, Copy)]
 struct Values<const D: usize, S: Swizzle> {
-    block: Key<D, S>,
+    block: Fp8Key<D, S>,
     ended: SharedArray<u32, 1>,
 }
 
+/// The memory of a block. It begins with the values: so the thread that copies has no address of theirs in a register.
 #[derive(SharedStorage)]
-struct Shared<const D: usize, S: Swizzle> {
-    queries: Pipeline<Queries<D, S>, 2>,
-    keys: Pipeline<Key<D, S>, 2>,
+struct Rings<const D: usize, S: Swizzle, TILE: SharedStorage + Copy> {
     values: Pipeline<Values<D, S>, 2>,
+    queries: Pipeline<Queries<D, S, TILE>, 2>,
+    keys: Pipeline<Fp8Key<D, S>, 2>,
     turned: Pipeline<Turned<D>, 2>,
     /// One for each warpgroup.
-    staging: Tiles<SharedTile<bf16, WARPGROUP_QUERIES, D, Swizzle128>, PARTS>,
+    staging: SharedTiles<Part<bf16, D>, PARTS>,
 }
 
-/// Queries, keys and values as [`attention_forward`](fn@super::attention_forward) has them; `S` is the swizzle of rows of `D` bytes.
-#[derive(Clone, Copy, Parameter)]
-pub struct Fp8Inputs<const D: usize, S: Swizzle> {
-    /// Queries.
-    pub q: TensorMap<e4m3, WARPGROUP_QUERIES, D, S, 4>,
-    /// Keys.
-    pub k: TensorMap<e4m3, KEYS, D, S, 4>,
-    /// Values.
-    pub v: TensorMap<e4m3, KEYS, D, S, 4>,
-}
+type Of<const D: usize, S, P> = <P as Fp8Policy>::Of<D, S>;
+type Shared<const D: usize, S, P> = Rings<D, S, <Of<D, S, P> as Fp8Problem<D, S>>::Message>;
 
-/// What an element of each input is worth: one number for the tensor, or one for each of its heads.
-#[derive(Clone, Copy, Parameter)]
-pub struct Fp8Scales {
-    /// Of queries.
-    pub q: Global<f32>,
-    /// Of keys.
-    pub k: Global<f32>,
-    /// Of values.
-    pub v: Global<f32>,
-}
-
-/// The result and its log-sum-exp, `[batches, heads, queries]`.
-#[derive(Clone, Copy, Parameter)]
-pub struct Fp8Results<const D: usize> {
-    /// The result.
-    pub out: TensorMapMut<bf16, WARPGROUP_QUERIES, D, Swizzle128, 4>,
-    /// The natural logarithm of each row's sum of exponentials.
-    pub log_sum_exp: GlobalMut<f32>,
-}
-
-/// Attends. `diagonal` is the last key that query 0 sees, if `CAUSAL`; `scale` is the factor of scores, with `log2(e)`.
-#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<D, S>, requires = sm_90a)]
-#[instances(D = [64], S = [Swizzle64], CAUSAL = [false, true])]
-#[instances(D = [128], S = [Swizzle128], CAUSAL = [false, true])]
-pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
-    inputs: Fp8Inputs<D, S>,
-    scales: Fp8Scales,
-    results: Fp8Results<D>,
-    shape: Shape,
-    order: TileOrder,
-    diagonal: i32,
-    scale: f32,
-) where
+/// Attends, with heads of `D` elements in tiles of swizzle `S`.
+#[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Shared<D, S, P>, requires = sm_90a)]
+#[instances(D = [64], S = [Swizzle64], P = [Full, Causal, PackedFull, PackedCausal, Optioned])]
+#[instances(D = [128], S = [Swizzle128], P = [Full, Causal, PackedFull, PackedCausal, Optioned])]
+pub fn attention_forward_fp8<const D: usize, S: Swizzle, P: Fp8Policy>(problem: Of<D, S, P>)
+where
     Columns<D>: MatrixColumns,
 {
-    const { assert!(thorough(true) as usize * KEYS >= QUERIES + KEYS, "after these blocks every row sees all keys") };
-    let shared = Shared::<D, S>::claim();
+    const { assert!(thorough(true) as usize * KEYS >= WARPGROUP_QUERIES + KEYS, "after these blocks every row sees all keys") };
+    let shared = Shared::<D, S, P>::claim();
     if thread::index() == 0 {
         shared.queries.init(WarpgroupRoles::CONSUMER_WARPS);
         shared.keys.init(WarpgroupRoles::CONSUMER_WARPS);
@@ -144,10 +97,7 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
         shared.turned.init_between(TURNERS, WarpgroupRoles::CONSUMER_WARPS);
     }
     block::sync();
-    let Shape { batches, heads, group, queries: rows, keys } = shape;
-    let schedule = Schedule { tile_rows: QUERIES as u32, row_tiles: rows.div_ceil(QUERIES as u32), heads, batches, section: order.section };
-    let mask = Mask { last: if CAUSAL { diagonal } else { FAR }, ..Mask::full(rows, keys) };
-    let blocks_of = |tile: Tile| mask.blocks::<KEYS>(Span { begin: tile.row, end: tile.row + QUERIES as u32 }).end;
+    let (masked, windowed) = (Of::<D, S, P>::MASKED, Of::<D, S, P>::WINDOWED);
     match WarpgroupRoles::role() {
         Role::Producer(role) => {
             let copies = role.begin();
@@ -155,25 +105,27 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
             if copies {
                 let (mut queries, mut key_ring, mut value_ring) =
                     (shared.queries.producer(), shared.keys.producer(), shared.values.producer());
-                let queue = Queue { counter: order.counter, tiles: schedule.tiles() };
-                let mut index = block::index()[0];
-                while let Some(tile) = schedule.tile(index) {
-                    let ticket = queue.take();
-                    let (stage, full) =
-                        queries.acquire_with(PARTS as u32 * Query::<D, S>::SIZE, |stage| Tile::store(Some(tile), stage.tile));
+                let mut tiles = problem.tiles();
+                while let Some(tile) = tiles.tile() {
+                    tiles.ask();
+                    let tell = |stage: &Queries<D, S, _>| Of::<D, S, P>::tell(Some(tile), stage.tile);
+                    let (stage, full) = queries.acquire_with(PARTS as u32 * Fp8Query::<D, S>::SIZE, tell);
                     for part in 0..PARTS as u32 {
-                        inputs.q.load(stage.parts.tile(part), [tile.batch, tile.head, tile.row + part * WARPGROUP_QUERIES as u32, 0], full);
+                        problem.load_queries(&tile, tile.row() + part * WARPGROUP_QUERIES as u32, stage.parts.tile(part), full);
                     }
-                    let head = tile.head / group.max(1);
-                    for block in (0..blocks_of(tile)).rev() {
-                        let (stage, full) = key_ring.acquire(Key::<D, S>::SIZE);
-                        inputs.k.load(stage, [tile.batch, head, block * KEYS as u32, 0], full);
-                        let (stage, full) = value_ring.acquire_with(Key::<D, S>::SIZE, |stage| stage.ended.store(0, 0));
-                        inputs.v.load(stage.block, [tile.batch, head, block * KEYS as u32, 0], full);
+                    let blocks = problem.mask(&tile).blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + QUERIES as u32 });
+                    for block in (if windowed { blocks.begin } else { 0 }..blocks.end).rev() {
+                        value_ring.at_place_of(&key_ring);
+                        let (stage, full) = key_ring.acquire(Fp8Key::<D, S>::SIZE);
+                        problem.load_keys(&tile, block * KEYS as u32, stage, full);
+                        let (stage, full) = value_ring.acquire_with(Fp8Key::<D, S>::SIZE, |stage| stage.ended.store(0, 0));
+                        problem.load_values(&tile, block * KEYS as u32, stage.block, full);
                     }
-                    index = queue.index(ticket);
+                    tiles.advance();
                 }
-                queries.acquire_with(0, |stage| Tile::store(None, stage.tile));
+                tiles.leave();
+                queries.acquire_with(0, |stage| Of::<D, S, P>::tell(None, stage.tile));
+                value_ring.at_place_of(&key_ring);
                 value_ring.acquire_with(0, |stage| stage.ended.store(0, 1));
             } else if (1..=TURNERS).contains(&warp) {
                 let (mut value_ring, mut turned) = (shared.values.consumer(), shared.turned.producer());
@@ -193,45 +145,38 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
         Role::Consumer(role) => {
             let part = role.begin();
             let (mut queries, mut key_ring, mut value_ring) = (shared.queries.consumer(), shared.keys.consumer(), shared.turned.consumer());
-            // The compiler does not know.
-            let zero = heads >> 31;
+            // An opaque zero: by it registers are filled outside of loops, and weights are told apart from those that are made meanwhile.
+            let zero = problem.heads() >> 31;
             loop {
                 let stage = queries.wait();
                 let query = stage.memory().parts.tile(part).k_major();
-                let Some(tile) = Tile::load(stage.memory().tile) else { break };
-                let row = tile.row + part * WARPGROUP_QUERIES as u32;
-                let all = blocks_of(tile);
-                // After the last query a warpgroup only follows the rings. Where a causal tile sees keys that a warpgroup's queries do not, it
-                // computes all the same: following there spills registers.
-                let blocks = if CAUSAL || row < rows { all } else { 0 };
-                for _ in blocks..all {
+                let Some(tile) = Of::<D, S, P>::told(stage.memory().tile) else { break };
+                let (mask, row) = (problem.mask(&tile), tile.row() + part * WARPGROUP_QUERIES as u32);
+                let all = mask.blocks::<KEYS>(Span { begin: tile.row(), end: tile.row() + QUERIES as u32 });
+                let rows = Span { begin: row, end: row + WARPGROUP_QUERIES as u32 };
+                // Of blocks that none of its queries sees a warpgroup only follows the rings.
+                let own = mask.blocks::<KEYS>(rows);
+                let blocks = if windowed { own.within(all) } else { Span { begin: 0, ..own } };
+                for _ in blocks.end..all.end {
                     key_ring.wait().release();
                     value_ring.wait().release();
                 }
-                let seen = Span { begin: row, end: row + WARPGROUP_QUERIES as u32 };
-                let whole = mask.whole_blocks::<KEYS>(seen).end;
-                let key_head = tile.head / group.max(1);
-                let worth = of_head(&scales.q, tile.head) * of_head(&scales.k, key_head);
-                let (mut softmax, mut sum) = (Softmax::lifted(scale * worth, LIFT).with_zero(zero), RegisterTile::<D>::zero());
-                if blocks > 0 {
+                let seen = Fp8Seen { mask, row, whole: mask.whole_blocks::<KEYS>(rows), worth: problem.worth(&tile) };
+                let (mut softmax, mut sum) = (problem.softmax(&tile, seen.worth, zero), RegisterTile::<D>::zero());
+                if blocks.begin < blocks.end {
                     let mut walk = Walk { query, keys: &mut key_ring, values: &mut value_ring };
+                    let first = Fp8Step { block: blocks.end - 1, phase: Phase::First };
                     // The last block comes first. Of one that is cut, only as many keys are multiplied and weighed as there are.
-                    let cut = if CAUSAL || !keys.is_multiple_of(TURNED) { 0 } else { keys / TURNED % (KEYS as u32 / TURNED) };
-                    let mut weights = match cut {
-                        1 => walk.first::<32>(&mut softmax, |_| {}),
-                        2 => walk.first::<64>(&mut softmax, |_| {}),
-                        _ => walk.first::<KEYS>(&mut softmax, |scores| {
-                            if blocks > whole {
-                                mask.hide_after::<KEYS>(scores, row, (blocks - 1) * KEYS as u32);
-                            }
-                        }),
+                    let cut = if masked { 0 } else { mask.keys % KEYS as u32 };
+                    let mut weights = match cut.div_ceil(TURNED) {
+                        1 => walk.first::<32>(&mut softmax, |scores| problem.edit::<32>(scores, first, &seen)),
+                        2 => walk.first::<64>(&mut softmax, |scores| problem.edit::<64>(scores, first, &seen)),
+                        _ => walk.first::<KEYS>(&mut softmax, |scores| problem.edit::<KEYS>(scores, first, &seen)),
                     };
-                    let settled = blocks.saturating_sub(thorough(CAUSAL) + u32::from(cut != 0));
-                    for block in (settled..blocks - 1).rev() {
+                    let settled = blocks.end.saturating_sub(thorough(masked) + u32::from(cut != 0)).max(blocks.begin);
+                    for block in (settled..blocks.end - 1).rev() {
                         let (mut scores, product) = walk.scores(sum, weights);
-                        if CAUSAL && block >= whole {
-                            mask.hide_after::<KEYS>(&mut scores, row, block * KEYS as u32);
-                        }
+                        problem.edit::<KEYS>(&mut scores, Fp8Step { block, phase: Phase::Thorough }, &seen);
                         let factors = softmax.update::<KEYS>(&mut scores);
                         sum = product.wait();
                         weights = scores.to_turned_operand::<KEYS>();
@@ -239,8 +184,9 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                             sum.scale_rows(factors);
                         }
                     }
-                    for _ in 0..settled {
-                        let (scores, product) = walk.scores(sum, weights);
+                    for block in (blocks.begin..settled).rev() {
+                        let (mut scores, product) = walk.scores(sum, weights);
+                        problem.edit::<KEYS>(&mut scores, Fp8Step { block, phase: Phase::Settled }, &seen);
                         let (followed, factors) = softmax.follow::<KEYS, _>(&scores, RegisterTile::<KEYS>::to_turned_operand::<KEYS>);
                         sum = product.wait();
                         weights = followed.apart(zero);
@@ -250,16 +196,19 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
                     }
                     sum = walk.last(sum, weights);
                 }
+                if windowed {
+                    for _ in all.begin..blocks.begin {
+                        key_ring.wait().release();
+                        value_ring.wait().release();
+                    }
+                }
                 // Read again: no registers hold it meanwhile.
-                let tile = Tile::reload(stage.memory().tile);
+                let tile = Of::<D, S, P>::told_again(stage.memory().tile);
                 stage.release();
-                let row = tile.row + part * WARPGROUP_QUERIES as u32;
-                let finished = softmax.finish();
-                let worth = of_head(&scales.v, tile.head / group.max(1));
-                sum.scale_rows(finished.factor.map(|factor| factor * worth));
-                store::<Pair, _, _, _>(&results.out, &sum, shared.staging.tile(part), part, [tile.batch, tile.head, row, 0]);
-                let head = u64::from(tile.batch * heads + tile.head) * u64::from(rows);
-                store_rows(&results.log_sum_exp, head, row, rows, finished.log_sum_exp());
+                let row = tile.row() + part * WARPGROUP_QUERIES as u32;
+                problem.store(&tile, row, sum, softmax.finish(), shared.staging.tile(part), part);
+                // The lanes parted where they stored rows: else each holds what the warp shares, through the walk too.
+                warp::sync();
             }
             if warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
@@ -269,42 +218,21 @@ pub fn attention_forward_fp8<const D: usize, S: Swizzle, const CAUSAL: bool>(
 }
 
 /// A block for each multiprocessor, which takes tiles by a counter.
-fn grid<const D: usize, S: Swizzle, const CAUSAL: bool>(
-    args: &AttentionForwardFp8Args<'_, D, S, CAUSAL>,
+fn grid<const D: usize, S: Swizzle, P: Fp8Policy>(
+    args: &AttentionForwardFp8Args<'_, D, S, P>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError>
 where
     Columns<D>: MatrixColumns,
 {
-    let AttentionForwardFp8Args { scales, results, shape, order, diagonal, .. } = args;
-    shape.check()?;
-    scales.check(shape)?;
-    check_reach("diagonal", *diagonal)?;
-    let row_tiles = u64::from(shape.queries.div_ceil(QUERIES as u32));
-    let tiles = shape.many_heads().saturating_mul(row_tiles);
-    LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
-    order.check(row_tiles)?;
-    LaunchError::check_length("results.log_sum_exp", shape.many_heads().saturating_mul(shape.queries.into()), results.log_sum_exp.len())?;
+    let tiles = Of::<D, S, P>::check(&args.problem)?;
     Ok(Grid::x(tiles.min(device.multiprocessors.into()) as u32))
-}
-
-impl Fp8ScalesArgument<'_> {
-    /// One, or one for each head; the sizes were checked.
-    fn check(&self, shape: &Shape) -> Checked {
-        let key_heads = shape.heads.checked_div(shape.group).unwrap_or_default();
-        for (name, scales, heads) in [("scales.q", self.q, shape.heads), ("scales.k", self.k, key_heads), ("scales.v", self.v, key_heads)] {
-            if scales.len() != 1 {
-                LaunchError::check_length(name, heads.into(), scales.len())?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// What a warpgroup multiplies by: its queries, and the rings of keys and of transposed values.
 struct Walk<'a, const D: usize, S: Swizzle> {
     query: Operand<e4m3, WARPGROUP_QUERIES, D, false>,
-    keys: &'a mut Consumer<Key<D, S>, 2>,
+    keys: &'a mut Consumer<Fp8Key<D, S>, 2>,
     values: &'a mut Consumer<Turned<D>, 2>,
 }
 
@@ -371,10 +299,4 @@ where
         self.value.release_after_wait();
         sum
     }
-}
-
-/// The scale of a head, or of all.
-#[inline(always)]
-fn of_head(scales: &Global<f32>, head: u32) -> f32 {
-    scales.load(if scales.len() == 1 { 0 } else { head.into() })
 }

@@ -80,6 +80,13 @@ impl Span {
         self.end.saturating_sub(self.begin)
     }
 
+    /// What lies within another span; where nothing does, an empty span at its beginning.
+    #[inline(always)]
+    pub fn within(self, all: Self) -> Self {
+        let end = self.end.min(all.end).max(all.begin);
+        Self { begin: self.begin.max(all.begin).min(end), end }
+    }
+
     /// Part `index` of `parts`, which are equal but for one and may be empty.
     #[inline(always)]
     pub fn part(self, index: u32, parts: u32) -> Self {

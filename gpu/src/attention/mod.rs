@@ -9,6 +9,8 @@
 //! | `target`, `running`, `ring_step` | where the result goes; the running result of ring attention, into which each step merges its own; the step |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
 //! | `forward_fp8` | the forward kernel of e4m3 tensors, whose values are transposed in shared memory |
+//! | `fp8_problem` | its compile-time policies, and the tensors, scales and results that its problems share |
+//! | `fp8_dense`, `fp8_packed`, `fp8_options` | its problems: dense tensors; packed (varlen) sequences; windows, caps, sinks |
 //! | `warpgroup_roles` | which warps compute a tile |
 //! | `rings` | queries, keys and values in shared memory, and what fills them |
 //! | `walk` | a warpgroup's loop over blocks of keys |
@@ -82,6 +84,10 @@ mod forward_fp8;
 mod forward_portable;
 mod forward_portable_general;
 mod forward_split;
+mod fp8_dense;
+mod fp8_options;
+mod fp8_packed;
+mod fp8_problem;
 mod mask;
 mod options;
 mod packed;
@@ -133,6 +139,10 @@ pub use forward_fp8::*;
 pub use forward_portable::*;
 pub use forward_portable_general::*;
 pub use forward_split::*;
+pub use fp8_dense::*;
+pub use fp8_options::*;
+pub use fp8_packed::*;
+pub use fp8_problem::*;
 pub use mask::{FAR, Mask, Span, Window};
 pub use options::*;
 pub use packed::*;

@@ -59,6 +59,16 @@ pub struct PackedTiles {
     next: u32,
 }
 
+impl PackedTiles {
+    /// From the first tile of this block on, of tiles of `tile_rows` queries, which the counter hands out.
+    #[inline(always)]
+    #[track_caller]
+    pub fn new(sequences: Sequences, heads: Heads, tile_rows: u32, section_keys: u32, counter: GlobalMut<u32>) -> Self {
+        let schedule = SequenceSchedule::new(sequences, heads, tile_rows, section_keys);
+        Self { schedule, queue: SequenceQueue(counter), index: block::index()[0], next: 0 }
+    }
+}
+
 impl ProblemTile for Item {
     #[inline(always)]
     fn row(&self) -> u32 {
@@ -124,8 +134,7 @@ where
     #[inline(always)]
     #[track_caller]
     fn tiles(&self, tile_rows: u32) -> PackedTiles {
-        let schedule = SequenceSchedule::new(Sequences { diagonals: None, ..self.sequences }, self.heads, tile_rows, self.section_keys);
-        PackedTiles { schedule, queue: SequenceQueue(self.counter), index: block::index()[0], next: 0 }
+        PackedTiles::new(self.sequences.without_diagonals(), self.heads, tile_rows, self.section_keys, self.counter)
     }
 
     #[inline(always)]

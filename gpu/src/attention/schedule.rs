@@ -318,9 +318,10 @@ impl SequenceSchedule {
         }
         let section = (self.section_keys / self.sequence.keys.max(1)).max(1).saturating_mul(self.group);
         let row_tiles = rows.div_ceil(self.tile_rows);
-        let schedule = Schedule { tile_rows: self.tile_rows, row_tiles, heads: self.heads, batches: 1, section: section.min(self.heads) };
+        // Each head as a batch of one, as no quotient is to be computed of one.
+        let schedule = Schedule { tile_rows: self.tile_rows, row_tiles, heads: 1, batches: self.heads, section: section.min(self.heads) };
         let tile = schedule.tile(index - self.before)?;
-        Some(Item { tile: Tile { batch: self.batch, ..tile }, sequence: self.sequence })
+        Some(Item { tile: Tile { head: tile.batch, batch: self.batch, ..tile }, sequence: self.sequence })
     }
 
     #[inline(always)]

@@ -78,14 +78,20 @@ impl Sequences {
     #[track_caller]
     pub fn get(&self, batch: u32) -> Sequence {
         let [queries, rows, query_offset] = self.queries(batch);
-        let batch = u64::from(batch);
-        let key_offset = self.key_offsets.load(batch).min(self.key_rows);
-        let keys = length(&self.key_ends, batch).min(self.key_rows - key_offset);
-        let diagonal = match self.diagonals {
-            Some(diagonals) => diagonals.load(batch).clamp(1 - FAR, FAR - 1),
+        let index = u64::from(batch);
+        let key_offset = self.key_offsets.load(index).min(self.key_rows);
+        let keys = length(&self.key_ends, index).min(self.key_rows - key_offset);
+        Sequence { queries, rows, keys, query_offset, key_offset, diagonal: self.diagonal(batch, queries, keys) }
+    }
+
+    /// The key that query 0 of sequence `batch` is aligned with, if it has so many queries and keys.
+    #[inline(always)]
+    #[track_caller]
+    pub fn diagonal(&self, batch: u32, queries: u32, keys: u32) -> i32 {
+        match self.diagonals {
+            Some(diagonals) => diagonals.load(batch.into()).clamp(1 - FAR, FAR - 1),
             None => keys.cast_signed() - queries.cast_signed(),
-        };
-        Sequence { queries, rows, keys, query_offset, key_offset, diagonal }
+        }
     }
 
     /// Of sequence `batch`, the queries, the rows that are written, and the row of the first query.

@@ -116,6 +116,16 @@ impl Softmax {
         }
     }
 
+    /// The same with such a score, of any softmax.
+    #[inline(always)]
+    pub fn and_sink(self, sink: f32) -> Self {
+        if sink > LOWEST {
+            Self { kept: [self.lift - sink; THREAD_ROWS], sum: [0.25 * power_of_two(self.lift); THREAD_ROWS], ..self }
+        } else {
+            self
+        }
+    }
+
     /// Turns scores into weights and counts them; gives the factors for what was accumulated with earlier weights, if the
     /// warp has any. All lanes of the warp call it.
     #[inline(always)]

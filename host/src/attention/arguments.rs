@@ -71,7 +71,12 @@ impl AttentionConfig {
     /// Keys of heads that are computed together in the forward pass where sequences differ in length: fewer where all tiles of a head do the same
     /// work.
     pub(super) fn section_keys(&self, element_bytes: u64) -> u32 {
-        let most = if self.mask == Mask::Full && self.window == Window::default() { SECTION_KEYS / 4 } else { SECTION_KEYS };
+        let most = match (self.mask == Mask::Full && self.window == Window::default(), element_bytes) {
+            (true, _) => SECTION_KEYS / 4,
+            // As in `section`.
+            (false, 1) => u64::from(u32::MAX),
+            (false, _) => SECTION_KEYS,
+        };
         self.cached_keys(element_bytes).min(most) as u32
     }
 

@@ -20,10 +20,10 @@ pub enum ForwardKernel {
     },
     /// On wgmma, for elements of 8 bits.
     Fp8 {
+        /// What it computes: dense tensors, packed sequences, or both with options; no step of a ring, and keys are not divided.
+        problem: Problem,
         /// Elements of a row of a head.
         head_size: u64,
-        /// Whether it has a mask.
-        causal: bool,
     },
     /// On mma: all layouts, masks and windows.
     Portable {
@@ -64,7 +64,7 @@ pub enum Problem {
 const BEYOND_DENSE: &[&str] = &["layout", "window", "soft_cap", "sink", "output", "max_logit", "diagonals"];
 
 /// Of those, the ones that only the kernels with options have.
-const OPTIONS: &[&str] = &["window", "soft_cap", "sink", "max_logit", "diagonals"];
+pub(super) const OPTIONS: &[&str] = &["window", "soft_cap", "sink", "max_logit", "diagonals"];
 
 /// Fields that the plain portable kernels do not have.
 const BEYOND_PORTABLE: &[&str] = &["soft_cap", "sink", "output", "max_logit", "value_size", "head_size"];
@@ -100,7 +100,7 @@ impl AttentionConfig {
             _ => *self,
         };
         let (decision, refused) = match portable {
-            why if T::IS_SCALED => (config.fp8_kernel(why)?, Vec::new()),
+            why if T::IS_SCALED => config.fp8_kernel(why)?,
             Some(why) => config.portable_kernel::<T>(why)?,
             None => config.wgmma_kernel::<T>()?,
         };
@@ -173,8 +173,11 @@ impl AttentionConfig {
 
     /// Refuses more tiles than kernels count.
     fn check_tiles(&self, decision: ForwardKernel, queries: u64) -> Result<()> {
-        let is_wgmma = matches!(decision, ForwardKernel::Wgmma { .. });
-        let [rows, heads] = if is_wgmma { self.rows_and_heads() } else { [self.queries, self.heads] };
+        let [rows, heads] = match decision {
+            ForwardKernel::Wgmma { .. } => self.rows_and_heads(),
+            _ => [self.queries, self.heads],
+        };
+        let is_wgmma = matches!(decision, ForwardKernel::Wgmma { .. } | ForwardKernel::Fp8 { .. });
         let (of_rows, batches) = (u128::from(rows.div_ceil(queries)), u128::from(self.batches));
         // The packed sequences of a tensor share its tiles, and each may end in one of its own.
         let row_tiles = if is_wgmma && self.layout == Layout::Packed { of_rows + batches } else { of_rows * batches };
@@ -204,6 +207,7 @@ impl AttentionConfig {
                 refuse("key_parts", self.parts(), format!("1 where batches, queries and heads make more than {} rows", i32::MAX))
             }
             ForwardKernel::Portable { .. } | ForwardKernel::PortableGeneral { .. } => self.check_rows(LIMIT - 1),
+            ForwardKernel::Fp8 { problem: Problem::Options, .. } => self.check_rows(LIMIT - 1),
             ForwardKernel::Wgmma { .. } | ForwardKernel::Fp8 { .. } => Ok(()),
         }
     }
@@ -214,24 +218,31 @@ impl AttentionConfig {
         let tile = |unit: &str| format!("{queries} queries by {keys} keys on {unit}");
         let (problem, [d, v]) = match decision {
             ForwardKernel::Wgmma { problem, sizes } => (problem, sizes),
-            ForwardKernel::Fp8 { .. } => return format!("{}, 8 bits, head_size {size}", tile("wgmma")),
+            ForwardKernel::Fp8 { problem, .. } => {
+                return format!("{}, 8 bits, head_size {size}, {}", tile("wgmma"), self.words_of(problem));
+            }
             ForwardKernel::Portable { .. } => return format!("{}, head_size {size}", tile("mma")),
             ForwardKernel::PortableGeneral { panels } => {
                 let (padded, beyond) = (panels * PORTABLE_PANEL as u64, self.set_among(BEYOND_PORTABLE).join(", "));
                 return format!("{}, heads of {size} and {value_size} padded to {padded}, general for {beyond}", tile("mma"));
             }
         };
+        let problem = self.words_of(problem);
+        let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
+        let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
+        format!("{}, heads of {size} and {value_size}{padded}, {problem}{folded}", tile("wgmma"))
+    }
+
+    /// A problem in words.
+    fn words_of(&self, problem: Problem) -> String {
         let masked = |causal: bool| if causal { "causal" } else { "all keys" };
         let merged = |ring: bool| if ring { ", merged" } else { "" };
-        let problem = match problem {
+        match problem {
             Problem::Dense { causal, ring } => format!("{}{}", masked(causal), merged(ring)),
             Problem::Packed { causal, ring } => format!("packed, {}{}", masked(causal), merged(ring)),
             Problem::Divided => format!("keys in {} parts for as many blocks, which another kernel puts together", self.parts()),
             Problem::Options => format!("with options for {}", self.set_among(BEYOND_DENSE).join(", ")),
-        };
-        let padded = if [d, v] == [size, value_size] { String::new() } else { format!(" padded to {d} and {v}") };
-        let folded = if self.folds() { format!(", {} heads that share keys as rows of one", self.group()) } else { String::new() };
-        format!("{}, heads of {size} and {value_size}{padded}, {problem}{folded}", tile("wgmma"))
+        }
     }
 
     /// Whether it takes more than the kernels of dense full and causal attention have.

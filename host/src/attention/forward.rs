@@ -142,6 +142,24 @@ macro_rules! tile {
     )* } };
 }
 
+/// The kernels of 8 bits with one head size, whose tiles have one swizzle.
+macro_rules! fp8 {
+    ($d:tt $swizzle:ident) => {
+        rows! { ForwardKernel:
+            [Fp8 { problem: Problem::Dense { causal: false, ring: false }, head_size: $d }] [FP8_QUERIES, FP8_KEYS]
+                Fp8<$d, $swizzle, Full>: fp8::bind_dense::<$d, $swizzle, Full, _>;
+            [Fp8 { problem: Problem::Dense { causal: true, ring: false }, head_size: $d }] [FP8_QUERIES, FP8_KEYS]
+                Fp8<$d, $swizzle, Causal>: fp8::bind_dense::<$d, $swizzle, Causal, _>;
+            [Fp8 { problem: Problem::Packed { causal: false, ring: false }, head_size: $d }] [FP8_QUERIES, FP8_KEYS]
+                Fp8<$d, $swizzle, PackedFull>: fp8::bind_packed::<$d, $swizzle, PackedFull, _>;
+            [Fp8 { problem: Problem::Packed { causal: true, ring: false }, head_size: $d }] [FP8_QUERIES, FP8_KEYS]
+                Fp8<$d, $swizzle, PackedCausal>: fp8::bind_packed::<$d, $swizzle, PackedCausal, _>;
+            [Fp8 { problem: Problem::Options, head_size: $d }] [FP8_QUERIES, FP8_KEYS]
+                Fp8<$d, $swizzle, Optioned>: fp8::bind_options::<$d, $swizzle>;
+        }
+    };
+}
+
 macro_rules! elements {
     ($($t:ident)*) => { $(
         impl AttentionElement for $t {
@@ -172,12 +190,7 @@ elements! { bf16 f16 }
 impl AttentionElement for e4m3 {
     type Out = bf16;
     const IS_SCALED: bool = true;
-    const KERNELS: Table<ForwardKernel, Bind<e4m3>> = &[rows! { ForwardKernel:
-        [Fp8 { head_size: 64, causal: false }] [FP8_QUERIES, FP8_KEYS] Fp8<64, Swizzle64, false>: fp8::bind::<64, Swizzle64, false>;
-        [Fp8 { head_size: 64, causal: true }] [FP8_QUERIES, FP8_KEYS] Fp8<64, Swizzle64, true>: fp8::bind::<64, Swizzle64, true>;
-        [Fp8 { head_size: 128, causal: false }] [FP8_QUERIES, FP8_KEYS] Fp8<128, Swizzle128, false>: fp8::bind::<128, Swizzle128, false>;
-        [Fp8 { head_size: 128, causal: true }] [FP8_QUERIES, FP8_KEYS] Fp8<128, Swizzle128, true>: fp8::bind::<128, Swizzle128, true>;
-    }];
+    const KERNELS: Table<ForwardKernel, Bind<e4m3>> = &[fp8!(64 Swizzle64), fp8!(128 Swizzle128)];
 }
 
 impl<T: AttentionElement> fmt::Debug for Attention<T> {

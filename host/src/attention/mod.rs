@@ -10,9 +10,9 @@
 //!
 //! | kernels | of tensors and gradients | of running results and sums |
 //! |---|---|---|
-//! | dense, forward and backward; divided keys; 8 bits | any | any; sums: whole heads, alike for keys and values |
-//! | packed sequences | any of rows and heads | the same |
-//! | options, general backward, backward of heads above 128 | batches whole rows apart (bshd), or neighbours in a row (sbhd), alike for queries and results, for keys and values | running: the same; sums: row ranges |
+//! | dense, forward and backward, of 16 and of 8 bits; divided keys | any | any; sums: whole heads, alike for keys and values |
+//! | packed sequences, of 16 and of 8 bits | any of rows and heads | the same |
+//! | options, of 16 and of 8 bits, general backward, backward of heads above 128 | batches whole rows apart (bshd), or neighbours in a row (sbhd), alike for queries and results, for keys and values | running: the same; sums: row ranges |
 //! | portable | row ranges: gaps between batches alone | the same |
 //! | row sums of `O dO` | gaps between batches alone | |
 //!
@@ -30,7 +30,7 @@
 //! | `arriving`, `arriving_backward` | tensors of a rank whose keys arrive while the kernel runs, bound to either pass |
 //! | `arriving_packed`, `arriving_backward_packed` | the same of packed sequences |
 //! | `divided_keys` | few queries of many keys, which are divided among blocks (flash-decoding) |
-//! | `fp8` | 8-bit tensors with scales |
+//! | `fp8` | 8-bit tensors with scales: dense, packed (varlen), with options |
 //! | `portable` | the kernels for GPUs other than Hopper |
 //! | `backward` | the backward pass, in one call or in two, and the table of its kernels |
 //! | `backward_choice` | which of them a configuration takes, and why |

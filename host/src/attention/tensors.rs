@@ -23,7 +23,8 @@ pub struct Inputs<'a, T> {
     pub scales: Option<Scales<'a>>,
 }
 
-/// What an element of each input is worth: one positive number for the tensor, or one for each of its heads.
+/// What an element of each input is worth: one positive number for the tensor, or one for each of its heads. A head's is that of all batches, and
+/// of all sequences of [packed](Layout::Packed) tensors: scale `h` is that of the elements `[row, h, ..]` of every row.
 ///
 /// Probabilities are rounded to e4m3 too, sums are `f32`, the result is bf16.
 ///

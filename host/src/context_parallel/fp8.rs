@@ -17,7 +17,7 @@ use super::memory::Scratch;
 use super::numbers::Numbers;
 use super::plan::{Chosen, Direction, Means, PassPlan, Plan};
 use super::transport::Transport;
-use crate::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Outputs, Scales, Target};
+use crate::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Outputs, Scales, Sink, Target, Window};
 use crate::comm::WorldSize;
 use crate::quantize::{Amax, CurrentScaling, ScaleOptions};
 use crate::runtime::runtime::lock;
@@ -106,6 +106,18 @@ fn chosen(config: &ContextParallelConfig, world: WorldSize, means: Means) -> Res
     }
 }
 
+/// Refuses what the kernel of 8 bits has on one GPU, and no schedule of it over ranks.
+fn check_spread(attention: &AttentionConfig) -> Result<()> {
+    let (field, value, allowed) = match *attention {
+        AttentionConfig { layout: Layout::Packed, .. } => ("layout", "Packed".to_owned(), "Bshd or Sbhd"),
+        AttentionConfig { window, .. } if window != Window::default() => ("window", format!("{window:?}"), "without bounds"),
+        AttentionConfig { soft_cap: Some(cap), .. } => ("soft_cap", cap.to_string(), "none"),
+        AttentionConfig { sink, .. } if sink != Sink::None => ("sink", format!("{sink:?}"), "None"),
+        _ => return Ok(()),
+    };
+    refuse(format!("{field} is {value}: {allowed} of 8 bits over ranks; ContextParallel of bf16 takes it otherwise"))
+}
+
 /// Bytes of a code.
 const CODE: u64 = 1;
 
@@ -118,8 +130,9 @@ impl<'t> ContextParallelFp8<'t> {
     pub fn new(stream: &Stream, transport: Transport<'t>, config: ContextParallelConfig) -> Result<Self> {
         let (rank, world) = transport.place()?;
         config.validate(world)?;
-        if config.is_packed() || config.attention.max_logit {
-            // In the words of the kernel, which has neither.
+        check_spread(&config.attention)?;
+        if config.attention.max_logit {
+            // In the words of the kernel, which does not have it.
             kernel(&stream.device().runtime(), config.attention)?;
         }
         let Chosen { schedule, in_memory, why, .. } = chosen(&config, world, transport.means())?;

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use oxtile::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Mask, Outputs, Sink};
+use oxtile::attention::{AttentionConfig, BackwardInputs, Gradients, Inputs, Layout, Mask, Outputs, Sink, Window};
 use oxtile::context_parallel::{ContextParallelConfig, ContextParallelFp8, Partition, Schedule, Transport};
 use oxtile::num::bf16;
 use oxtile::quantize::{CurrentScaling, ScaleOptions};
@@ -198,6 +198,8 @@ fn what_eight_bits_do_not_have_is_refused() {
     refused(AttentionConfig { head_size: 96, ..BASE }, Schedule::Gather, ["head_size", "64 or 128"]);
     refused(AttentionConfig { max_logit: true, ..BASE }, Schedule::Gather, ["max_logit", "ContextParallel of bf16"]);
     refused(AttentionConfig { layout: Layout::Packed, ..BASE }, Schedule::Gather, ["layout", "Bshd or Sbhd"]);
+    let window = Window { left: Some(3), right: None };
+    refused(AttentionConfig { window, ..BASE }, Schedule::Gather, ["window", "ContextParallel of bf16"]);
     // What memory alone has not is not named as what to take.
     let of_memory = Ranks::new(&Case::new(2, BASE).by_puts()).unwrap();
     let error = |forward, attention| {

@@ -1,6 +1,7 @@
 //! What attention loses at least if its weights are rounded to 8 bits, in f64.
 
 use super::attention::Problem;
+use super::attention_head::Head;
 use super::formats::E4M3;
 
 /// As [`attention`](super::attention::attention), with weights of at most 1 rounded to e4m3 before they meet the values. Their sum
@@ -24,9 +25,46 @@ pub fn with_rounded_weights(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) 
     out
 }
 
+/// The same of one head of one sequence, with everything that scores can be subject to: `[queries, value size]`. A sink takes part in the sum alone.
+pub fn head_with_rounded_weights(
+    head: &Head,
+    q: impl Fn(usize, usize) -> f64,
+    k: impl Fn(usize, usize) -> f64,
+    v: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
+    let ([queries, keys], [size, value_size]) = (head.rows, head.sizes);
+    let mut out = vec![0.0; queries * value_size];
+    for (i, row) in out.chunks_exact_mut(value_size).enumerate() {
+        let score = |j: usize| {
+            let score = head.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
+            head.cap.map_or(score, |cap| cap * (score / cap).tanh())
+        };
+        let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| head.sees(i, j)).map(|j| (j, score(j))).collect();
+        let sink = head.sink.unwrap_or(f64::NEG_INFINITY);
+        let largest = scores.iter().fold(sink, |largest, &(_, score)| largest.max(score));
+        let sum =
+            scores.iter().map(|&(_, score)| (score - largest).exp()).sum::<f64>() + head.sink.map_or(0.0, |sink| (sink - largest).exp());
+        for (j, score) in scores {
+            let weight = E4M3.round((score - largest).exp()) / sum;
+            row.iter_mut().enumerate().for_each(|(l, out)| *out += weight * v(j, l));
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_by_hand() {
+        let head = Head { rows: [1, 2], sizes: [1, 1], top_left: false, window: [None, None], scale: 1.0, cap: None, sink: Some(0.0) };
+        let found = head_with_rounded_weights(&head, |_, _| 1.0, |j, _| [0.0, 0.3_f64.ln()][j], |j, _| [1.0, 10.0][j]);
+        assert!((found[0] - (1.0 + 3.125) / 2.3).abs() < 1e-12, "{found:?}");
+        let alone = head_with_rounded_weights(&Head { window: [Some(0), None], ..head }, |_, _| 1.0, |_, _| 0.5, |j, _| [1.0, 10.0][j]);
+        let one_of_two = 10.0 / (1.0 + (-0.5_f64).exp());
+        assert!((alone[0] - one_of_two).abs() < 1e-12, "{alone:?}");
+    }
 
     #[test]
     fn by_hand() {

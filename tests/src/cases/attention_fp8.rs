@@ -1,7 +1,7 @@
 //! Attention of 8 bits: masks element by element with values that name their key, the whole against the least that rounded
 //! weights can lose.
 
-use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Outputs, Scales};
+use oxtile::attention::{Attention, AttentionConfig, Inputs, Layout, Mask, Output, Outputs, Scales};
 use oxtile::{Buffer, Error, Kind, Runtime};
 use oxtile_tests::inputs::Random;
 use oxtile_tests::oracle::attention::{Problem, attention};
@@ -20,7 +20,7 @@ const CUT: [[u64; 2]; 5] = [[40, 32], [65, 128], [129, 256], [20, 64], [40, 96]]
 const MASKS: [(&str, Mask); 3] = [("full", Mask::Full), ("top_left", Mask::CausalTopLeft), ("bottom_right", Mask::CausalBottomRight)];
 
 /// Half a unit of bf16, relative.
-const HALF_UNIT: f64 = 1.0 / 256.0;
+pub(super) const HALF_UNIT: f64 = 1.0 / 256.0;
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -213,8 +213,9 @@ fn refused(runtime: &Runtime) -> Outcome {
     let good = AttentionConfig { queries: 8, keys: 8, heads: 4, key_heads: 2, head_size: 64, ..AttentionConfig::default() };
     for (config, words) in [
         (AttentionConfig { head_size: 96, ..good }, "head_size is 96: 64 or 128"),
-        (AttentionConfig { layout: Layout::Packed, ..good }, "layout is Packed: Bshd or Sbhd of 8 bits"),
-        (AttentionConfig { soft_cap: Some(30.0), ..good }, "soft_cap is 30: none of 8 bits"),
+        (AttentionConfig { output: Output::Merged, ..good }, "output is Merged: Rounded of 8 bits"),
+        (AttentionConfig { max_logit: true, ..good }, "max_logit is true: false of 8 bits"),
+        (AttentionConfig { key_parts: Some(2), ..good }, "key_parts is 2: 1 or none of 8 bits"),
         (AttentionConfig { value_size: Some(128), ..good }, "value_size is 128: as head_size, which is 64"),
     ] {
         match Attention::<e4m3>::new(runtime, config) {
@@ -222,9 +223,24 @@ fn refused(runtime: &Runtime) -> Outcome {
             other => return Err(format!("{other:?}, where `{words}` is to be said")),
         }
     }
-    let choice = text(AttentionConfig { mask: Mask::CausalTopLeft, ..good }.choose::<e4m3>())?;
-    if choice.kernel != Some("attention_forward_fp8__d64__swizzle64__causal") || !choice.why.contains("8 bits") {
-        return Err(format!("{choice:?}"));
+    let causal = AttentionConfig { mask: Mask::CausalTopLeft, ..good };
+    let packed = AttentionConfig { layout: Layout::Packed, ..good };
+    for (config, kernel, why, refused) in [
+        (causal, "causal", "8 bits, head_size 64, causal", None),
+        (packed, "packedfull", "8 bits, head_size 64, packed, all keys", None),
+        (
+            AttentionConfig { soft_cap: Some(30.0), ..packed },
+            "optioned",
+            "with options for layout, soft_cap",
+            Some("it does not have soft_cap"),
+        ),
+    ] {
+        let choice = text(config.choose::<e4m3>())?;
+        let why_not = choice.refused.first().map(|(_, why)| why.as_str());
+        let name = format!("attention_forward_fp8__d64__swizzle64__{kernel}");
+        if choice.kernel != Some(name.as_str()) || !choice.why.contains(why) || why_not != refused {
+            return Err(format!("{choice:?}"));
+        }
     }
     let stream = stream(runtime)?;
     let attention = text(Attention::<e4m3>::new(runtime, good))?;

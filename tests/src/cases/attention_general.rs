@@ -215,7 +215,7 @@ pub(super) struct Tensors {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
     pub v: Vec<f32>,
-    sink: Vec<f32>,
+    pub sink: Vec<f32>,
 }
 
 pub(super) struct Found {
@@ -226,6 +226,11 @@ pub(super) struct Found {
 
 impl Problem {
     pub(super) fn tensors<T: Operand>(&self, first_key: usize) -> Tensors {
+        self.tensors_in(T::FORMAT, first_key)
+    }
+
+    /// Random numbers of a format, or values that name their key, from `first_key` on; NaN in rows of no sequence.
+    pub(super) fn tensors_in(&self, format: &Format, first_key: usize) -> Tensors {
         let AttentionConfig { layout, batches, heads, key_heads, head_size, queries, keys, .. } = self.config;
         let [heads, key_heads, size, value_size] = [heads, key_heads, head_size, self.config.value_size()].map(|n| n as usize);
         let rows = |rows: u64| if layout == Layout::Packed { rows } else { batches * rows } as usize;
@@ -247,7 +252,7 @@ impl Problem {
                     let nan = [Some(Row::Query(row)), Some(Row::Key(row)), None][number];
                     let value = match (self.one_hot, number) {
                         _ if batch == 0 && element == 0 && nan.is_some_and(|row| self.nan == Some(row)) => f32::NAN,
-                        (false, _) => T::FORMAT.round(f64::from(random.normal())) as f32,
+                        (false, _) => format.round(f64::from(random.normal())) as f32,
                         (true, 2) => f32::from(u8::from(row == first_key + element)),
                         (true, _) => 0.0,
                     };
@@ -367,7 +372,7 @@ impl Problem {
     }
 
     /// Rows between sequences are zeros, or as before; all others are as before.
-    fn check_rest(&self, found: &Found, seen: &[bool]) -> Outcome {
+    pub(super) fn check_rest(&self, found: &Found, seen: &[bool]) -> Outcome {
         let [heads, value_size, rows] = [self.config.heads, self.config.value_size(), self.config.queries].map(|n| n as usize);
         let padding = |row: usize| self.is_zeroed(0, row);
         let before = if self.config.output == Output::Merged { 0.0 } else { f64::from(UNTOUCHED) };

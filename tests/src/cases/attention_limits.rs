@@ -6,9 +6,10 @@ use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Error, Runtime};
 use oxtile_kernels::attention::{
     AttentionForward, AttentionForwardArgs, AttentionForwardFp8, AttentionForwardFp8Args, Causal, ChosenArgument, DenseArgument, FAR,
-    FP8_KEYS, Fp8InputsArgument, Fp8ResultsArgument, Fp8ScalesArgument, Heads, LEFT, Narrow, Optioned, OptionsArgument, PackedArgument,
-    PackedCausal, Pair, RIGHT, RingCausal, RingStep, RingStepArgument, Rounded, RoundedArgument, RowMapsArgument, RunningArgument, Scores,
-    SequencesArgument, Shape, TileOrderArgument, WARP_ROWS, WARPGROUP_QUERIES, Window, Workspace,
+    FP8_KEYS, Fp8DenseArgument, Fp8InputsArgument, Fp8OptionsArgument, Fp8PackedArgument, Fp8ResultsArgument, Fp8ScalesArgument, Heads,
+    LEFT, Narrow, Optioned, OptionsArgument, PackedArgument, PackedCausal, Pair, RIGHT, RingCausal, RingStep, RingStepArgument, Rounded,
+    RoundedArgument, RowMapsArgument, RunningArgument, Scores, SequencesArgument, Shape, TileOrderArgument, WARP_ROWS, WARPGROUP_QUERIES,
+    Window, Workspace,
 };
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::{Linear, Swizzle64, Swizzle128};
@@ -20,6 +21,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         Case::new("attention::refused::arguments", Size::Small, dense),
         Case::new("attention_fp8::refused::arguments", Size::Small, eight_bits),
+        Case::new("attention_fp8::refused::sequences", Size::Small, eight_bit_sequences),
         Case::new("attention_general::refused::arguments", Size::Small, general),
         Case::new("attention_packed::refused::arguments", Size::Small, packed),
         Case::new("attention_ring::refused::arguments", Size::Small, ring),
@@ -154,10 +156,21 @@ fn ring(runtime: &Runtime) -> Outcome {
     Ok(())
 }
 
+/// The lengths of arrays of a launch of 8 bits.
+#[derive(Clone, Copy)]
+struct EightBits {
+    q: u64,
+    k: u64,
+    v: u64,
+    counters: u64,
+    diagonals: u64,
+    sinks: u64,
+}
+
 fn eight_bits(runtime: &Runtime) -> Outcome {
-    type Args<'a> = AttentionForwardFp8Args<'a, 64, Swizzle64, true>;
+    type Problem<'a> = Fp8DenseArgument<'a, 64, Swizzle64, true>;
     let stream = stream(runtime)?;
-    let kernel = text(runtime.load::<AttentionForwardFp8<64, Swizzle64, true>>())?;
+    let kernel = text(runtime.load::<AttentionForwardFp8<64, Swizzle64, Causal>>())?;
     // A batch of two heads of three queries.
     let rows = Strided { shape: [1, 2, 3, 64], strides: [384, 192, 64, 1] };
     let (tensor, mut out) = (text(Buffer::<e4m3>::zeros(&stream, 384))?, text(Buffer::<bf16>::zeros(&stream, 384))?);
@@ -167,8 +180,8 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 6))?, text(Buffer::<u32>::zeros(&stream, 2))?);
     let mut counter = counter.view_mut();
     let scales = text(Buffer::from_slice(&stream, &[1_f32; 3]))?;
-    let mut launch = |[of_q, of_k, of_v]: [u64; 3], counters: u64, change: &dyn Fn(&mut Args<'_>)| {
-        let mut args = Args {
+    let mut launch = |[of_q, of_k, of_v]: [u64; 3], counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let mut problem = Problem {
             inputs: Fp8InputsArgument { q: q.view(), k: k.view(), v: k.view() },
             scales: Fp8ScalesArgument { q: scales.view().slice(0, of_q), k: scales.view().slice(0, of_k), v: scales.view().slice(0, of_v) },
             results: Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() },
@@ -177,8 +190,8 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
             diagonal: 0,
             scale: 1.0,
         };
-        change(&mut args);
-        kernel.launch(&stream, args)
+        change(&mut problem);
+        kernel.launch(&stream, AttentionForwardFp8Args { problem })
     };
     let right = [2, 1, 2];
     text(launch(right, 1, &|_| {}))?;
@@ -187,17 +200,104 @@ fn eight_bits(runtime: &Runtime) -> Outcome {
         refuses(name, launch(scales, 1, &|_| {}))?;
     }
     for (name, change) in [
-        ("shape.group", (|args| args.shape.group = 3) as fn(&mut Args<'_>)),
-        ("shape.heads", |args| (args.shape.heads, args.shape.group) = (3, 2)),
-        ("shape.queries", |args| args.shape.queries = 1 << 30),
-        ("shape.queries", |args| (args.shape.batches, args.shape.heads) = (1 << 31, 1)),
-        ("shape.keys", |args| args.shape.keys = 1 << 30),
-        ("diagonal", |args| args.diagonal = FAR + 1),
-        ("order.section", |args| args.order.section = 1 << 31),
-        ("order.section", |args| args.order.section = 0),
-        ("results.log_sum_exp", |args| args.shape.queries = 4),
+        ("shape.group", (|problem| problem.shape.group = 3) as fn(&mut Problem<'_>)),
+        ("shape.heads", |problem| (problem.shape.heads, problem.shape.group) = (3, 2)),
+        ("shape.queries", |problem| problem.shape.queries = 1 << 30),
+        ("shape.queries", |problem| (problem.shape.batches, problem.shape.heads) = (1 << 31, 1)),
+        ("shape.keys", |problem| problem.shape.keys = 1 << 30),
+        ("diagonal", |problem| problem.diagonal = FAR + 1),
+        ("order.section", |problem| problem.order.section = 1 << 31),
+        ("order.section", |problem| problem.order.section = 0),
+        ("results.log_sum_exp", |problem| problem.shape.queries = 4),
     ] {
         refuses(name, launch([1; 3], 1, &change))?;
+    }
+    Ok(())
+}
+
+/// Packed sequences of 8 bits, and the same with options.
+fn eight_bit_sequences(runtime: &Runtime) -> Outcome {
+    type Packed<'a> = Fp8PackedArgument<'a, 64, Swizzle64, true>;
+    type Options<'a> = Fp8OptionsArgument<'a, 64, Swizzle64>;
+    let stream = stream(runtime)?;
+    let packed = text(runtime.load::<AttentionForwardFp8<64, Swizzle64, PackedCausal>>())?;
+    let options = text(runtime.load::<AttentionForwardFp8<64, Swizzle64, Optioned>>())?;
+    let (tensor, mut out) = (text(Buffer::<e4m3>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
+    let q = text(TensorMap::<_, WARPGROUP_QUERIES, 64, Swizzle64, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let k = text(TensorMap::<_, FP8_KEYS, 64, Swizzle64, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
+    let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
+    let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 8))?, text(Buffer::<u32>::zeros(&stream, 2))?);
+    let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 3]))?);
+    let (numbers, right) =
+        (text(Buffer::from_slice(&stream, &[1_f32; 3]))?, EightBits { q: 2, k: 1, v: 2, counters: 1, diagonals: 0, sinks: 2 });
+    let mut launch = |is_packed: bool, lengths: EightBits, change: &dyn Fn(&mut Packed<'_>), change_options: &dyn Fn(&mut Options<'_>)| {
+        let inputs = Fp8InputsArgument { q: q.view(), k: k.view(), v: k.view() };
+        let scales = [lengths.q, lengths.k, lengths.v].map(|length| numbers.view().slice(0, length));
+        let scales = Fp8ScalesArgument { q: scales[0], k: scales[1], v: scales[2] };
+        let results = Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() };
+        let diagonals = (lengths.diagonals > 0).then(|| diagonals.view().slice(0, lengths.diagonals));
+        let (sequences, mut counter) = (SequencesArgument { diagonals, ..sequences(ends.view()) }, counter.view_mut());
+        let (heads, counter, section_keys) = (HEADS, counter.slice_mut(0, lengths.counters), 2);
+        if is_packed {
+            let mut problem = Packed { inputs, scales, results, sequences, heads, counter, section_keys, top_left: false, scale: 1.0 };
+            change(&mut problem);
+            return packed.launch(&stream, AttentionForwardFp8Args { problem });
+        }
+        let mut problem = Options {
+            inputs,
+            scales,
+            results,
+            sequences,
+            heads,
+            log_rows: 0,
+            window: Window { left: FAR, right: FAR, top_left: false },
+            scores: Scores { scale: 1.0, cap_limit: 0.0, cap_factor: 0.0 },
+            sink: Some(numbers.view().slice(0, lengths.sinks)),
+            counter,
+            section_keys,
+        };
+        change_options(&mut problem);
+        options.launch(&stream, AttentionForwardFp8Args { problem })
+    };
+    for is_packed in [true, false] {
+        let mut launch_right = |lengths| launch(is_packed, lengths, &|_| {}, &|_| {});
+        text(launch_right(right))?;
+        for (name, lengths) in [
+            ("scales.q", EightBits { q: 3, ..right }),
+            ("scales.k", EightBits { k: 3, ..right }),
+            ("scales.v", EightBits { v: 3, ..right }),
+            ("counter", EightBits { counters: 2, ..right }),
+            ("sequences.diagonals", EightBits { diagonals: 3, ..right }),
+        ] {
+            refuses(name, launch_right(lengths))?;
+        }
+    }
+    refuses("sequences.diagonals", launch(true, EightBits { diagonals: 2, ..right }, &|_| {}, &|_| {}))?;
+    text(launch(false, EightBits { diagonals: 2, ..right }, &|_| {}, &|problem| problem.log_rows = 2))?;
+    refuses("sink", launch(false, EightBits { sinks: 3, ..right }, &|_| {}, &|_| {}))?;
+    for (name, change) in [
+        ("sequences.query_ends", (|problem| problem.heads.batches = 1) as fn(&mut Packed<'_>)),
+        ("heads.group", |problem| problem.heads.group = 3),
+        ("heads.heads", |problem| (problem.heads.heads, problem.heads.group) = (3, 2)),
+        ("heads.step", |problem| problem.heads.step = 2),
+        ("sequences.query_rows", |problem| problem.sequences.query_rows = 1 << 30),
+        ("sequences.key_rows", |problem| problem.sequences.key_rows = 1 << 30),
+        ("results.log_sum_exp", |problem| problem.sequences.query_rows = 5),
+    ] {
+        refuses(name, launch(true, right, &change, &|_| {}))?;
+    }
+    for (name, change) in [
+        ("sequences.query_ends", (|problem| problem.heads.batches = 1) as fn(&mut Options<'_>)),
+        ("heads.group", |problem| problem.heads.group = 3),
+        ("heads.step", |problem| problem.heads.step = 1),
+        ("heads.step", |problem| problem.heads.step = 4),
+        ("sequences.key_rows", |problem| problem.sequences.key_rows = 1 << 30),
+        ("window.left", |problem| problem.window.left = FAR + 1),
+        ("window.right", |problem| problem.window.right = -FAR - 1),
+        ("results.log_sum_exp", |problem| problem.sequences.query_rows = 5),
+        ("results.log_sum_exp", |problem| problem.log_rows = 3),
+    ] {
+        refuses(name, launch(false, right, &|_| {}, &change))?;
     }
     Ok(())
 }

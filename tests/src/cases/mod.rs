@@ -13,7 +13,7 @@
 //! | `attention_heads` | tensors with strides, and parts of them |
 //! | `attention_arriving`, `attention_arriving_packed` | attention of a rank whose keys arrive while the kernel runs; of packed sequences |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
-//! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys; 8 bits; any GPU |
+//! | `attention_split`, `attention_fp8`, `attention_fp8_sequences`, `attention_portable` | divided keys; 8 bits; 8 bits of packed sequences and with options; any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors; sequences and options; heads above 128; any GPU |
 //! | `attention_problem`, `attention_backward_pass` | a problem of attention in any layout, and its gradients, for the others |
 //! | `fp8` | FP8 |
@@ -42,6 +42,7 @@ mod attention_backward_pass;
 mod attention_backward_portable;
 mod attention_backward_wide;
 mod attention_fp8;
+mod attention_fp8_sequences;
 mod attention_general;
 mod attention_heads;
 mod attention_limits;
@@ -137,6 +138,7 @@ pub fn all() -> Vec<Case> {
         attention_backward_portable::cases(),
         attention_backward_wide::cases(),
         attention_fp8::cases(),
+        attention_fp8_sequences::cases(),
         attention_general::cases(),
         attention_heads::cases(),
         attention_nan::cases(),

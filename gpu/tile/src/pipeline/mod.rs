@@ -174,6 +174,12 @@ impl<S: SharedStorage, const STAGES: usize> Producer<S, STAGES> {
         self.cursor.parity
     }
 
+    /// Says that another ring was filled as often as this one: registers then hold one place for both.
+    #[inline(always)]
+    pub fn at_place_of<S2>(&mut self, other: &Producer<S2, STAGES>) {
+        self.cursor = other.cursor;
+    }
+
     /// Waits for the next stage to be empty and announces `bytes`; the copies are then started with the
     /// returned mbarrier.
     #[inline(always)]
