@@ -101,7 +101,7 @@ pub fn plans(size: Size) -> Vec<Bench> {
 }
 
 fn tiny() -> Vec<(Layout, [u64; 3])> {
-    vec![(NT, [8, 16, 256]), (TN, [64, 128, 256]), (E4M3, [16, 32, 512])]
+    vec![(NT, [8, 16, 32]), (TN, [64, 128, 32]), (E4M3, [16, 32, 64])]
 }
 
 fn of(shapes: Vec<(Layout, [u64; 3])>, plans: bool) -> Vec<Bench> {

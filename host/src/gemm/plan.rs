@@ -65,7 +65,7 @@ pub(super) struct Problem {
 
 /// The nanoseconds in which an operand of so many bytes is transposed.
 pub(super) fn transposing(bytes: u64) -> f64 {
-    TRANSPOSE_LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
+    LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
 }
 
 /// What the model knows of a tile shape, in nanoseconds.
@@ -77,24 +77,22 @@ struct Costs {
 }
 
 /// Nanoseconds from a launch to the first step, and from the last result to the end.
-const LAUNCH: f64 = 2250.0;
+const LAUNCH: f64 = 1250.0;
 /// Bytes a nanosecond of device memory.
-const MEMORY: f64 = 4130.0;
-/// Nanoseconds that `fp8_transpose` takes for its launch.
-const TRANSPOSE_LAUNCH: f64 = 1250.0;
+const MEMORY: f64 = 4160.0;
 /// Bytes a nanosecond that `fp8_transpose` reads and writes (docs/performance/fp8.md).
 const TRANSPOSE: f64 = 3800.0;
 /// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
-const FILLED: f64 = 0.56;
+const FILLED: f64 = 0.6;
 /// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
-const PARTS: f64 = 3.1;
+const PARTS: f64 = 3.4;
 /// Floating-point operations a nanosecond of 16-bit operands that the card's power allows, the edges of tiles included.
 const POWER: f64 = 710_000.0;
 /// Nanoseconds from the last part to the sum.
-const TICKET: f64 = 1500.0;
+const TICKET: f64 = 1700.0;
 /// Bytes a nanosecond at which a block leaves a part, and at which it adds parts up.
-const LEAVE: f64 = 31.0;
-const ADD: f64 = 170.0;
+const LEAVE: f64 = 22.0;
+const ADD: f64 = 150.0;
 /// The most parts of a sum.
 pub(super) const MOST_PARTS: u64 = 32;
 
@@ -118,9 +116,9 @@ impl GemmTile {
     fn costs(self) -> Costs {
         match self {
             Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
-            Self::Tile128x128 => Costs { step: 373.0, tile: 2300.0 },
-            Self::Tile64x128 => Costs { step: 240.0, tile: 940.0 },
-            Self::Tile64x64 => Costs { step: 274.0, tile: 0.0 },
+            Self::Tile128x128 => Costs { step: 373.0, tile: 2000.0 },
+            Self::Tile64x128 => Costs { step: 243.0, tile: 1200.0 },
+            Self::Tile64x64 => Costs { step: 280.0, tile: 30.0 },
         }
     }
 
