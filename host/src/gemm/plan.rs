@@ -1,8 +1,8 @@
 //! How a product is divided among the multiprocessors, and how long that takes: a model of the kernels on wgmma.
 //!
-//! Work is handed out in turn: whole tiles first, then parts of the sums of the others. The time of a plan is that of launching, and the longest of
-//! any cluster's work, of reading each operand once from device memory, and at the end of adding parts up. The constants were fitted to times of
-//! every kernel and split on an H200 (docs/performance/gemm.md).
+//! Work is handed out in turn: whole tiles first, then parts of the sums of the others. The time of a plan is that of launching, that of the clusters'
+//! work, held up where device memory does not bring the operands as fast, and at the end that of adding parts up. The constants were fitted to times
+//! of every kernel and split on an H200 (docs/performance/gemm.md).
 
 use std::fmt;
 
@@ -83,16 +83,16 @@ const MEMORY: f64 = 4160.0;
 /// Bytes a nanosecond that `fp8_transpose` reads and writes (docs/performance/fp8.md).
 const TRANSPOSE: f64 = 3800.0;
 /// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
-const FILLED: f64 = 0.6;
+const FILLED: f64 = 0.48;
 /// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
-const PARTS: f64 = 3.4;
+const PARTS: f64 = 3.2;
 /// Floating-point operations a nanosecond of 16-bit operands that the card's power allows, the edges of tiles included.
 const POWER: f64 = 710_000.0;
 /// Nanoseconds from the last part to the sum.
-const TICKET: f64 = 1700.0;
+const TICKET: f64 = 2170.0;
 /// Bytes a nanosecond at which a block leaves a part, and at which it adds parts up.
-const LEAVE: f64 = 22.0;
-const ADD: f64 = 150.0;
+const LEAVE: f64 = 24.0;
+const ADD: f64 = 132.0;
 /// The most parts of a sum.
 pub(super) const MOST_PARTS: u64 = 32;
 
@@ -116,9 +116,9 @@ impl GemmTile {
     fn costs(self) -> Costs {
         match self {
             Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
-            Self::Tile128x128 => Costs { step: 373.0, tile: 2000.0 },
-            Self::Tile64x128 => Costs { step: 243.0, tile: 1200.0 },
-            Self::Tile64x64 => Costs { step: 280.0, tile: 30.0 },
+            Self::Tile128x128 => Costs { step: 373.0, tile: 1660.0 },
+            Self::Tile64x128 => Costs { step: 248.0, tile: 1240.0 },
+            Self::Tile64x64 => Costs { step: 289.0, tile: 50.0 },
         }
     }
 
@@ -129,6 +129,20 @@ impl GemmTile {
             Self::Tile128x128 | Self::Tile128x256 | Self::Tile64x64 => Costs { step: 473.0, tile: 1600.0 },
         }
     }
+}
+
+/// The time of clusters that begin together, of the time that each works and of that in which device memory brings what all of them read. Memory holds
+/// up those that work at once, by their share: few clusters that are left when the others have ended do not need all of its rate.
+fn together(mut works: Vec<f64>, memory: f64) -> f64 {
+    works.sort_by(f64::total_cmp);
+    let rate = memory / works.iter().sum::<f64>();
+    let (mut time, mut before) = (0.0, 0.0);
+    for (ended, work) in works.iter().enumerate() {
+        let working = (works.len() - ended) as f64;
+        time += (work - before) * (rate * working).max(1.0);
+        before = *work;
+    }
+    time
 }
 
 impl Problem {
@@ -187,15 +201,15 @@ impl Problem {
             share(tiles.min(whole), 0, number) * (steps + costs.tile)
                 + share(pieces, whole, number) * (part_steps + costs.tile + piece_bytes / LEAVE)
         };
-        let longest = (0..clusters).map(work).fold(0.0, f64::max);
         let [m, n, all_steps] = [self.m, self.n, self.steps].map(|size| size as f64);
         let operands = (m + n) * all_steps * 128.0 + m * n * self.result_bytes as f64;
         let filled = (loaded - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
         let memory = (operands + FILLED * filled + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
         let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / POWER;
+        let works = together((0..clusters).map(work).collect(), memory);
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
-        self.transposing + LAUNCH + longest.max(memory).max(power) + adding
+        self.transposing + LAUNCH + works.max(power) + adding
     }
 }
 
@@ -214,6 +228,15 @@ mod tests {
         assert!(problem([64, 768, 4096]).plan(KERNEL, GemmTile::Tile64x128).parts > 2);
         let full = problem([64, 132 * 128, 4096]).plan(KERNEL, GemmTile::Tile64x128);
         assert_eq!((full.whole, full.parts), (132, 1));
+    }
+
+    #[test]
+    fn memory_holds_up_those_that_work_at_once() {
+        // All at once: the longer of both.
+        assert_eq!(together(vec![10.0; 4], 25.0), 25.0);
+        assert_eq!(together(vec![10.0; 4], 5.0), 10.0);
+        // Five works of the same length; in the second wave one cluster of four is left, which memory does not hold up.
+        assert_eq!(together(vec![10.0, 10.0, 10.0, 20.0], 25.0), 30.0);
     }
 
     #[test]
