@@ -1,6 +1,7 @@
 //! Attention to a whole sequence in `f64`, one row after another: what ranks are held against.
 
 use oxtile::attention::{AttentionConfig, Layout, Mask, Sink};
+use oxtile_oracle::rows::{add, dot};
 
 /// Sequences in tensors of rows: valid rows of queries and of keys, and where they begin.
 #[derive(Clone, Debug)]
@@ -41,11 +42,6 @@ pub fn place(layout: Layout, [batches, rows, heads, size]: [usize; 4], [batch, r
         Layout::Sbhd => (row * batches + batch) * heads + head,
     };
     at * size
-}
-
-/// Adds a row times a factor.
-fn add(to: &mut [f64], factor: f64, row: &[f64]) {
-    to.iter_mut().zip(row).for_each(|(to, x)| *to += factor * x);
 }
 
 impl Whole {
@@ -95,7 +91,6 @@ impl Whole {
                             && window.left.is_none_or(|left| j >= diagonal - left as i64)
                             && window.right.is_none_or(|right| j <= diagonal + right as i64)
                     };
-                    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
                     let q = &self.q[at_q..at_q + size];
                     // Each key seen, its score, and the score's derivative by the product.
                     let score = |j: usize| {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use oxtile::HostElement;
 use oxtile::num::{Float, Pod};
 use oxtile::overlap::Global;
+use oxtile_oracle::rows::dot;
 
 use crate::values::values;
 
@@ -34,9 +35,10 @@ impl Whole {
         let (a, b) = (numbers::<T>(10 * seed + 1, m * k), numbers::<T>(10 * seed + 2, k * n));
         let [bias, old, input] = [(3, n), (4, m * n), (5, m * n)].map(|(of, len)| numbers::<O>(10 * seed + of, len));
         let (parts, alpha, beta) = (u64::from(parts), f64::from(alpha), f64::from(beta));
+        let columns: Vec<f64> = (0..n).flat_map(|column| b.iter().skip(column as usize).step_by(n as usize).copied()).collect();
         let product = |row: u64, column: u64| {
-            let term = |at: u64| a[(row * k + at) as usize] * b[(at * n + column) as usize];
-            let part = |of: u64| (of * (k / parts)..(of + 1) * (k / parts)).map(term).sum::<f64>();
+            let run = |line: u64, of: u64| (line * k + of * (k / parts)) as usize..(line * k + (of + 1) * (k / parts)) as usize;
+            let part = |of: u64| dot(&a[run(row, of)], &columns[run(column, of)]);
             let (sum, size) = (0..parts).map(part).fold((0.0, 0.0), |(sum, size), part| (sum + part, size + part.abs()));
             let old = beta * old[(row * n + column) as usize];
             let x = alpha * sum + old + bias[column as usize];

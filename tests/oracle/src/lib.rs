@@ -13,6 +13,7 @@
 //! | `attention_head`, `attention_head_backward` | one head of one sequence, with every option |
 //! | `thd` | packed sequences that ranks share |
 //! | `attention_fp8` | what rounded weights lose at least |
+//! | `rows` | sums of products of rows, for references of other tests too |
 //! | `inputs` | test tensors of difficult values |
 
 pub mod activation;
@@ -37,6 +38,7 @@ pub mod nvfp4_stochastic;
 pub mod nvfp4_variants;
 pub mod rms_norm;
 pub mod rotary;
+pub mod rows;
 pub mod thd;
 
 #[cfg(test)]
