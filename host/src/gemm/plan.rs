@@ -1,7 +1,7 @@
 //! How a product is divided among the multiprocessors, and how long that takes: a model of the kernels on wgmma.
 //!
 //! Work is handed out in turn: whole tiles first, then parts of the sums of the others. The time of a plan is that of launching, that of the clusters'
-//! work, held up where device memory does not bring the operands as fast, and at the end that of adding parts up. The constants were fitted to times
+//! work, delayed where device memory does not bring the operands as fast, and at the end that of adding parts up. The constants were fitted to times
 //! of every kernel and split on an H200 (docs/performance/gemm.md).
 
 use std::fmt;
@@ -131,11 +131,15 @@ impl GemmTile {
     }
 }
 
-/// The time of clusters that begin together, of the time that each works and of that in which device memory brings what all of them read. Memory holds
-/// up those that work at once, by their share: few clusters that are left when the others have ended do not need all of its rate.
+/// The time of clusters that begin together, of the time that each works and of that in which device memory brings what all of them read. Memory
+/// delays those that work at once, by their share: few clusters that are left when the others have ended do not need all of its rate.
 fn together(mut works: Vec<f64>, memory: f64) -> f64 {
     works.sort_by(f64::total_cmp);
-    let rate = memory / works.iter().sum::<f64>();
+    let all: f64 = works.iter().sum();
+    if all == 0.0 {
+        return memory;
+    }
+    let rate = memory / all;
     let (mut time, mut before) = (0.0, 0.0);
     for (ended, work) in works.iter().enumerate() {
         let working = (works.len() - ended) as f64;
@@ -231,11 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_holds_up_those_that_work_at_once() {
+    fn memory_delays_those_that_work_at_once() {
+        assert_eq!(together(vec![0.0; 4], 25.0), 25.0);
         // All at once: the longer of both.
         assert_eq!(together(vec![10.0; 4], 25.0), 25.0);
         assert_eq!(together(vec![10.0; 4], 5.0), 10.0);
-        // Five works of the same length; in the second wave one cluster of four is left, which memory does not hold up.
+        // Five works of the same length; in the second wave one cluster of four is left, which memory does not delay.
         assert_eq!(together(vec![10.0, 10.0, 10.0, 20.0], 25.0), 30.0);
     }
 
