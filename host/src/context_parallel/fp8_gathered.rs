@@ -73,8 +73,7 @@ impl<'t> GatheredCodes<'t> {
         let launch = |part: Part| {
             let mask = if config.is_causal() { Mask::CausalBottomRight } else { Mask::Full };
             // Tensors are given by their strides.
-            let layout = if config.is_packed() { Layout::Packed } else { Layout::Bshd };
-            let attention = AttentionConfig { layout, mask, queries: part.queries, keys: part.keys, ..config.attention };
+            let attention = AttentionConfig { layout: Layout::Bshd, mask, queries: part.queries, keys: part.keys, ..config.attention };
             Ok((part, kernel(&runtime, attention)?))
         };
         let launches = parts(config, local.share).into_iter().map(launch).collect::<Result<Vec<_>>>()?;

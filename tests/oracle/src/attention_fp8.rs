@@ -1,4 +1,4 @@
-//! What attention loses at least if its weights are rounded to 8 bits, in f64.
+//! What attention loses if its weights of at most 1 are rounded to 8 bits, in f64.
 
 use super::attention::Problem;
 use super::attention_head::Head;
@@ -25,7 +25,7 @@ pub fn with_rounded_weights(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) 
     out
 }
 
-/// The same of one head of one sequence, with everything that scores can be subject to: `[queries, value size]`. A sink takes part in the sum alone.
+/// The same of one head of one sequence, with everything that scores can be subject to: `[queries, value size]`. A sink is a score without a value: where it is the largest, the weights of keys are rounded by it.
 pub fn head_with_rounded_weights(
     head: &Head,
     q: impl Fn(usize, usize) -> f64,

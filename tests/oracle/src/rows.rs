@@ -3,9 +3,10 @@
 /// Sums that are added up apart: a vector's lanes.
 const LANES: usize = 16;
 
-/// The sum of products.
+/// The sum of products of two rows of one length.
 #[multiversion::multiversion(targets("x86_64+avx512f", "x86_64+avx2+fma"))]
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
     let (a, rest_of_a) = a.as_chunks::<LANES>();
     let (b, rest_of_b) = b.as_chunks::<LANES>();
     let mut sums = [0.0; LANES];
@@ -18,7 +19,7 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.into_iter().chain(rest).sum()
 }
 
-/// Adds a row times a factor.
+/// Adds a row times a factor to the first elements of another.
 #[multiversion::multiversion(targets("x86_64+avx512f", "x86_64+avx2"))]
 pub fn add(to: &mut [f64], factor: f64, row: &[f64]) {
     to.iter_mut().zip(row).for_each(|(to, x)| *to += factor * x);
@@ -31,11 +32,11 @@ mod tests {
     #[test]
     fn every_element_counts_once() {
         for len in [0, 1, LANES - 1, LANES, 3 * LANES + 5] {
-            let (a, ones) = ((0..len).map(|at| at as f64).collect::<Vec<_>>(), vec![1.0; len]);
-            assert_eq!(dot(&a, &ones), (len * len.saturating_sub(1) / 2) as f64, "{len}");
+            let (a, ones) = ((1..=len).map(|at| at as f64).collect::<Vec<_>>(), vec![1.0; len]);
+            assert_eq!(dot(&a, &ones), (len * (len + 1) / 2) as f64, "{len}");
             let mut sums = vec![0.5; len + 1];
             add(&mut sums, 2.0, &a);
-            assert!(sums.iter().take(len).enumerate().all(|(at, sum)| *sum == 0.5 + 2.0 * at as f64), "{len}");
+            assert!(sums.iter().take(len).enumerate().all(|(at, sum)| *sum == 2.5 + 2.0 * at as f64), "{len}");
             assert_eq!(sums[len], 0.5);
         }
     }

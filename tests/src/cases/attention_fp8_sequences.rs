@@ -148,7 +148,7 @@ impl Worth {
     /// Small fractions, so that products with e4m3 numbers are exact: one for all keys, one for each other head. Ones where values name their keys.
     fn of(config: &AttentionConfig, one_hot: bool) -> Self {
         let mut random = Random::new(config.queries);
-        let counts = [config.heads, 1, config.key_heads];
+        let counts = [config.heads, config.key_heads, config.key_heads];
         Self(counts.map(|count| (0..count).map(|_| if one_hot { 1.0 } else { (4 + random.below(8)) as f32 / 8.0 }).collect()))
     }
 
