@@ -181,14 +181,10 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn softmax(&self, item: &Item, worth: f32, zero: u32) -> Softmax {
+    fn softmax(&self, _: &Item, worth: f32, zero: u32) -> Softmax {
         // Capped scores are worth what they are.
         let scale = if self.scores.are_capped() { self.scores.scale } else { self.scores.scale * worth };
-        let softmax = Softmax::lifted(scale, LIFT).with_zero(zero);
-        match self.sink {
-            Some(sink) => softmax.and_sink(sink.load(if sink.len() > 1 { u64::from(item.tile.head) } else { 0 }) * LOG2_E),
-            None => softmax,
-        }
+        Softmax::lifted(scale, LIFT).with_zero(zero)
     }
 
     #[inline(always)]
@@ -219,6 +215,10 @@ where
         };
         let spot = Spot { at: place(first, rows, head, row), batch: 0, head, first, row, rows, statistics };
         let worth = self.scales.of_values(self.key_head(tile.head));
+        let finished = match self.sink {
+            Some(sink) => finished.and_sink(sink.load(if sink.len() > 1 { u64::from(tile.head) } else { 0 }) * LOG2_E),
+            None => finished,
+        };
         self.results.store_sequence(sum, finished, (queries, worth), &spot, staging, part);
     }
 

@@ -116,16 +116,6 @@ impl Softmax {
         }
     }
 
-    /// The same with such a score, of any softmax.
-    #[inline(always)]
-    pub fn and_sink(self, sink: f32) -> Self {
-        if sink > LOWEST {
-            Self { kept: [self.lift - sink; THREAD_ROWS], sum: [0.25 * power_of_two(self.lift); THREAD_ROWS], ..self }
-        } else {
-            self
-        }
-    }
-
     /// Turns scores into weights and counts them; gives the factors for what was accumulated with earlier weights, if the
     /// warp has any. All lanes of the warp call it.
     #[inline(always)]
@@ -264,6 +254,24 @@ impl Softmax {
 }
 
 impl Finished {
+    /// With a score beside those of the keys, already scaled and times `log2(e)`; -inf is none. It scales no weights: those of a coarse format are
+    /// rounded by the keys' largest score alone.
+    #[inline(always)]
+    pub fn and_sink(mut self, sink: f32) -> Self {
+        if sink > LOWEST {
+            let mut half = 0;
+            while half < THREAD_ROWS {
+                let log_sum = self.log_sum[half];
+                let largest = max(log_sum, sink);
+                let both = largest + log2(exp2(log_sum - largest) + exp2(sink - largest));
+                self.factor[half] *= exp2(log_sum - both);
+                self.log_sum[half] = both;
+                half += 1;
+            }
+        }
+        self
+    }
+
     /// Turns a sum of values into their weighted means. A row that sees nothing gets zeros, whatever there is to multiply by none.
     #[inline(always)]
     pub fn divide<const V: usize>(&self, sum: &mut RegisterTile<V>)

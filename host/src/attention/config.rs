@@ -119,9 +119,6 @@ pub struct Window {
 ///
 /// The log-sum-exp counts it too. Each launch counts it: of the steps of a ring ([`Output::Merged`]) exactly one has the sink, the others have
 /// [`Sink::None`].
-///
-/// In 8 bits the weights are rounded relative to the largest of a row's scores and its sink: they lose bits where a sink is 7 or more above all scores, and
-/// from 9.7 the row's result is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sink {
     /// Nothing.

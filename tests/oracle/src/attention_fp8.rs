@@ -25,7 +25,7 @@ pub fn with_rounded_weights(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) 
     out
 }
 
-/// The same of one head of one sequence, with everything that scores can be subject to: `[queries, value size]`. A sink is a score without a value: where it is the largest, the weights of keys are rounded by it.
+/// The same of one head of one sequence, with everything that scores can be subject to: `[queries, value size]`. A sink takes part in the sum alone.
 pub fn head_with_rounded_weights(
     head: &Head,
     q: impl Fn(usize, usize) -> f64,
@@ -40,8 +40,7 @@ pub fn head_with_rounded_weights(
             head.cap.map_or(score, |cap| cap * (score / cap).tanh())
         };
         let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| head.sees(i, j)).map(|j| (j, score(j))).collect();
-        let sink = head.sink.unwrap_or(f64::NEG_INFINITY);
-        let largest = scores.iter().fold(sink, |largest, &(_, score)| largest.max(score));
+        let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
         let sum =
             scores.iter().map(|&(_, score)| (score - largest).exp()).sum::<f64>() + head.sink.map_or(0.0, |sink| (sink - largest).exp());
         for (j, score) in scores {

@@ -117,6 +117,10 @@ fn options(cases: &mut Vec<Case>, base: AttentionConfig) {
         let config = AttentionConfig { layout, batches: 3, heads: 4, key_heads: 2, queries: 40, keys: 110, ..base };
         dense(&format!("{layout:?}"), AttentionConfig { sink: Sink::OffByOne, ..config }, Size::Large);
     }
+    let far = Problem::dense(AttentionConfig { sink: Sink::Learnable, keys: 900, ..shape });
+    cases.push(Case::new(format!("attention_fp8::d{}::sink::far above", base.head_size), Size::Large, move |runtime| {
+        far_sink(runtime, &far)
+    }));
     let all = AttentionConfig {
         window: Window { left: Some(100), right: Some(7) },
         soft_cap: Some(5.0),
@@ -215,6 +219,13 @@ fn head(problem: &Problem, batch: usize, sink: Option<f64>) -> Head {
     let Some(&diagonal) = problem.diagonals.get(batch) else { return head };
     let ahead = i64::from(diagonal) - (head.rows[1] as i64 - head.rows[0] as i64);
     Head { window: [head.window[0].map(|left| left - ahead), head.window[1].map(|right| right + ahead)], ..head }
+}
+
+/// A sink whose weight is 2^17 times that of a usual key, which would round the keys' to nothing if it scaled them.
+fn far_sink(runtime: &Runtime, problem: &Problem) -> Outcome {
+    let (mut tensors, worth) = (problem.tensors_in(&E4M3, 0), Worth::of(&problem.config, false));
+    tensors.sink.fill(12.0);
+    compare(problem, &tensors, &worth, &run(runtime, problem, &tensors, &worth)?, runtime.kind())
 }
 
 fn check(runtime: &Runtime, problem: &Problem) -> Outcome {
