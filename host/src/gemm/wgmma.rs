@@ -30,8 +30,7 @@ where
         let is_few = !M_MAJOR && S::ROWS == 64 && config.m <= MOST_FEW.into();
         let of_a = Strided::dense([config.m, config.k]);
         let mut uploads = Uploads::default();
-        let mut few = || TensorMap::<_, FEW, DEPTH, Swizzle128>::with(&mut uploads, stream, matrices.a, of_a);
-        let few = if is_few { Some(few()?) } else { None };
+        let few = is_few.then(|| TensorMap::<_, FEW, DEPTH, Swizzle128>::with(&mut uploads, stream, matrices.a, of_a)).transpose()?;
         let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::with(&mut uploads, stream, config, matrices)?;
         uploads.copy(stream)?;
         let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
