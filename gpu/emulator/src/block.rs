@@ -128,7 +128,7 @@ impl Block {
     }
 
     /// Runs one lane until it suspends or ends. A fault or panic of the kernel unwinds out of here.
-    #[inline]
+    #[inline(always)]
     pub fn resume(&self, warp: u32, lane: u32) {
         let number = (warp * 32 + lane) as usize;
         let thread = &self.threads[number];

@@ -7,17 +7,31 @@ use crate::site::Site;
 use crate::thread::{Thread, Waiting};
 use crate::warp::same;
 use std::any::TypeId;
+use std::ptr;
 
 /// Threads gathered so far for a [`collective`](crate::device::collective).
 pub(crate) struct Gathering {
     group: Group,
+    /// The first thread of the warp or warpgroup.
     first: u32,
+    /// The thread that came first.
+    opener: u32,
     kind: TypeId,
     site: Site,
-    fragments: Vec<(u32, *mut ())>,
+    arrived: u32,
+    /// The threads' fragments, from the first thread's on; null where a thread has not come.
+    fragments: Vec<*mut ()>,
 }
 
 impl Gathering {
+    fn new(group: Group, opener: u32, kind: TypeId, site: Site) -> Self {
+        let threads = match group {
+            Group::Warp(_) => 32,
+            Group::Warpgroup => 128,
+        };
+        Self { group, first: opener & !(threads - 1), opener, kind, site, arrived: 0, fragments: vec![ptr::null_mut(); threads as usize] }
+    }
+
     /// Whether a thread that comes with `group` belongs here, or should: threads of both wait for each other.
     fn concerns(&self, thread: &Thread, group: Group) -> bool {
         let warp = thread.number & !31;
@@ -25,15 +39,22 @@ impl Gathering {
             (Group::Warp(mine), Group::Warp(theirs)) => self.first == warp && mine & theirs != 0,
             (Group::Warpgroup, Group::Warpgroup) => self.first == thread.number & !127,
             (Group::Warp(mine), Group::Warpgroup) => self.first == warp && mine >> thread.lane() & 1 != 0,
-            (Group::Warpgroup, Group::Warp(theirs)) => self.fragments.iter().any(|f| f.0 & !31 == warp && theirs >> (f.0 % 32) & 1 != 0),
+            (Group::Warpgroup, Group::Warp(theirs)) => {
+                self.threads().any(|number| number & !31 == warp && theirs >> (number % 32) & 1 != 0)
+            }
         }
+    }
+
+    /// The threads that have come, in their order.
+    fn threads(&self) -> impl Iterator<Item = u32> {
+        (self.first..).zip(&self.fragments).filter(|(_, fragment)| !fragment.is_null()).map(|(number, _)| number)
     }
 }
 
 /// A rendezvous that computes over every thread's fragment.
 pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, compute: impl FnOnce(&mut [&mut T]), site: Site) {
     let block = thread.block();
-    let (first, members, whole) = match group {
+    let (members, whole) = match group {
         Group::Warp(mask) => {
             if mask >> thread.lane() & 1 == 0 || mask & !block.warp(thread).alive.get() != 0 {
                 thread.fail(
@@ -43,14 +64,14 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
                     "name exactly the lanes that call it",
                 );
             }
-            (thread.number & !31, mask.count_ones(), mask == block.warp(thread).alive.get())
+            (mask.count_ones(), mask == block.warp(thread).alive.get())
         }
-        Group::Warpgroup => (thread.number & !127, 128, true),
+        Group::Warpgroup => (128, true),
     };
     let mut gatherings = block.gatherings.borrow_mut();
     let at = gatherings.iter().position(|gathering| gathering.concerns(thread, group));
     let at = at.unwrap_or_else(|| {
-        gatherings.push(Gathering { group, first, kind: TypeId::of::<T>(), site, fragments: Vec::with_capacity(128) });
+        gatherings.push(Gathering::new(group, thread.number, TypeId::of::<T>(), site));
         gatherings.len() - 1
     });
     let found = &mut gatherings[at];
@@ -58,14 +79,15 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
         let mut fault = thread.fault(
             FaultKind::Divergence,
             site,
-            format!("threads {} and {} meet different collectives", thread.number, found.fragments[0].0),
+            format!("threads {} and {} meet different collectives", thread.number, found.opener),
             "let all threads of the group reach the same line",
         );
-        fault.involved.push(Involved { location: found.site, action: format!("thread {}", found.fragments[0].0) });
+        fault.involved.push(Involved { location: found.site, action: format!("thread {}", found.opener) });
         thread.stop(fault);
     }
-    found.fragments.push((thread.number, std::ptr::from_mut(fragment).cast()));
-    if (found.fragments.len() as u32) < members {
+    found.fragments[(thread.number - found.first) as usize] = ptr::from_mut(fragment).cast();
+    found.arrived += 1;
+    if found.arrived < members {
         drop(gatherings);
         let waiting = match group {
             Group::Warp(mask) => Waiting::Rendezvous { mask },
@@ -77,16 +99,14 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
         }
         return;
     }
-    let mut gathered = gatherings.swap_remove(at);
+    let gathered = gatherings.swap_remove(at);
     drop(gatherings);
-    gathered.fragments.sort_unstable_by_key(|f| f.0);
+    let present = gathered.fragments.iter().copied().filter(|fragment| !fragment.is_null());
     // SAFETY: each pointer came from a distinct `&mut T` (the type ids agree) of a thread that is suspended
     // in this function until it is made ready below, or of this one.
-    let mut fragments: Vec<&mut T> = gathered.fragments.iter().map(|&(_, p)| unsafe { &mut *p.cast::<T>() }).collect();
+    let mut fragments: Vec<&mut T> = present.map(|fragment| unsafe { &mut *fragment.cast::<T>() }).collect();
     compute(&mut fragments);
-    for &(number, _) in gathered.fragments.iter().filter(|f| f.0 != thread.number) {
-        block.make_ready(number);
-    }
+    gathered.threads().filter(|number| *number != thread.number).for_each(|number| block.make_ready(number));
     if whole {
         thread.meetings.met();
     }

@@ -29,13 +29,15 @@ impl Format {
     /// The most elements along K of an instruction: those of 8 bits.
     pub(crate) const DEEPEST: usize = 32;
 
-    /// The values of a register's elements, each with its place in a row: from `first_byte` on.
-    pub(crate) fn elements(self, word: u32, first_byte: usize) -> impl Iterator<Item = (usize, f64)> {
-        let bytes = self.bytes() as usize;
-        (0..4 / bytes).map(move |element| {
-            let code = word >> (8 * bytes * element) & (u32::MAX >> (32 - 8 * bytes));
-            (first_byte / bytes + element, self.decode(code as u16))
-        })
+    /// Writes the values of a register's elements to a row; `first_byte` is the place of the register in the row's codes.
+    #[inline(always)]
+    pub(crate) fn unpack(self, word: u32, first_byte: usize, row: &mut [f64]) {
+        let row = &mut row[first_byte / self.bytes() as usize..];
+        match self {
+            Self::Bf16 => row[..2].copy_from_slice(&[word << 16, word & 0xffff_0000].map(|bits| f32::from_bits(bits).into())),
+            Self::F16 => row[..2].copy_from_slice(&[word as u16, (word >> 16) as u16].map(|code| self.decode(code))),
+            Self::E4m3 | Self::E5m2 => row[..4].copy_from_slice(&word.to_le_bytes().map(|code| self.decode(code.into()))),
+        }
     }
 
     /// The value of a code.

@@ -126,7 +126,7 @@ pub(crate) fn expect_copy(thread: &Thread, detector: &Detector, target: &Block, 
 }
 
 impl Block {
-    pub fn describe_mbarrier(&self, verb: &str, offset: u32, parity: u32) -> String {
+    pub fn describe_mbarrier(&self, verb: &str, offset: u32, parity: u8) -> String {
         match self.mbarriers.borrow().iter().find(|m| m.offset == offset) {
             Some(m) => format!(
                 "{verb} parity {parity} of {}: phase {}, {} of {} arrivals and {} bytes pending",
@@ -343,12 +343,12 @@ pub(crate) fn poll(thread: &Thread, offset: u32, parity: u32, site: Site) -> boo
     }
     if thread.worker().is_checked() && thread.turn_ends(4, false) {
         // The hardware may give up early, whatever the phase.
-        thread.give_way(Waiting::Poll { offset, parity }, site);
+        thread.give_way(Waiting::Poll { offset, parity: parity as u8 }, site);
         return false;
     }
     let complete = test(thread, offset, parity, site);
     if !complete {
-        thread.give_way(Waiting::Poll { offset, parity }, site);
+        thread.give_way(Waiting::Poll { offset, parity: parity as u8 }, site);
     }
     complete
 }
@@ -362,7 +362,7 @@ pub(crate) fn wait(thread: &Thread, offset: u32, parity: u32, site: Site) {
         let m = mbarriers.iter_mut().find(|m| m.offset == offset).expect("just tested");
         m.waiters.push(thread.number);
         drop(mbarriers);
-        thread.suspend(Waiting::Mbarrier { offset, parity }, site);
+        thread.suspend(Waiting::Mbarrier { offset, parity: parity as u8 }, site);
     }
 }
 

@@ -27,32 +27,40 @@ pub(crate) fn multiply(thread: &Thread, format: Format, sums: [f32; 4], left: [u
     part.sums
 }
 
+/// An operand's rows along K.
+type Rows<const COUNT: usize> = [[f64; Format::DEEPEST]; COUNT];
+
 fn execute(parts: &mut [&mut Part], format: Format) {
-    let depth = format.depth();
-    // The right operand's columns are innermost, so that the loop over them is a vector's.
-    let (mut a, mut b) = ([[0.0; Format::DEEPEST]; ROWS], [[0.0; COLUMNS]; Format::DEEPEST]);
+    let (mut a, mut b): (Rows<ROWS>, Rows<COLUMNS>) = ([[0.0; Format::DEEPEST]; ROWS], [[0.0; Format::DEEPEST]; COLUMNS]);
     for (lane, part) in parts.iter().enumerate() {
         for (i, &word) in part.left.iter().enumerate() {
-            let row = &mut a[lane / 4 + 8 * (i % 2)];
-            format.elements(word, 4 * (lane % 4) + 16 * (i / 2)).for_each(|(k, value)| row[k] = value);
+            format.unpack(word, 4 * (lane % 4) + 16 * (i / 2), &mut a[lane / 4 + 8 * (i % 2)]);
         }
         for (i, &word) in part.right.iter().enumerate() {
-            format.elements(word, 4 * (lane % 4) + 16 * i).for_each(|(k, value)| b[k][lane / 4] = value);
+            format.unpack(word, 4 * (lane % 4) + 16 * i, &mut b[lane / 4]);
         }
     }
-    let products = a.map(|row| {
-        // A sum of nothing but -0 is -0.
-        let mut sums = [-0.0; COLUMNS];
-        for (a, columns) in row[..depth].iter().zip(&b) {
-            for (sum, b) in sums.iter_mut().zip(columns) {
-                *sum += a * b;
-            }
-        }
-        sums
-    });
+    let products = products(&a, &b, format.depth());
     for (lane, part) in parts.iter_mut().enumerate() {
         for (i, sum) in part.sums.iter_mut().enumerate() {
             *sum = (f64::from(*sum) + products[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]) as f32;
         }
     }
+}
+
+/// Each row's products with all columns, with the widest vectors that the machine has: the operations and their order are the same, and so are the bits.
+#[multiversion::multiversion(targets("x86_64+avx512f", "x86_64+avx2"))]
+fn products(a: &Rows<ROWS>, b: &Rows<COLUMNS>, depth: usize) -> [[f64; COLUMNS]; ROWS] {
+    // Columns innermost, so that the loop over them is a vector's.
+    let turned: [[f64; COLUMNS]; Format::DEEPEST] = std::array::from_fn(|k| std::array::from_fn(|n| b[n][k]));
+    // A sum of nothing but -0 is -0.
+    let mut products = [[-0.0; COLUMNS]; ROWS];
+    for (row, sums) in a.iter().zip(&mut products) {
+        for (a, columns) in row[..depth].iter().zip(&turned) {
+            for (sum, b) in sums.iter_mut().zip(columns) {
+                *sum += a * b;
+            }
+        }
+    }
+    products
 }

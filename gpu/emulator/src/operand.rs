@@ -76,18 +76,24 @@ impl Operand {
     /// The operand's elements, row by row of `depth`.
     pub fn gather(&self, shared: &[u8], rows: usize, depth: usize, format: Format) -> Vec<f64> {
         let mut elements = vec![0.0; rows * depth];
-        let [lines, length] = if self.mn_major { [depth, rows] } else { [rows, depth] };
-        for line in 0..lines {
-            for first in (0..length).step_by(self.per_chunk()) {
-                let [mn, k] = if self.mn_major { [first, line] } else { [line, first] };
-                let chunk = &shared[self.address(mn as u32, k as u32) as usize..][..CHUNK as usize];
-                for (i, bytes) in chunk.chunks_exact(self.bytes as usize).enumerate() {
-                    let code = match *bytes {
-                        [low, high] => u16::from_le_bytes([low, high]),
-                        _ => bytes[0].into(),
-                    };
-                    let [mn, k] = if self.mn_major { [mn + i, k] } else { [mn, k + i] };
-                    elements[mn * depth + k] = format.decode(code);
+        let unpack = |mn: usize, k: usize, to: &mut [f64]| {
+            let (words, _) = shared[self.address(mn as u32, k as u32) as usize..][..CHUNK as usize].as_chunks::<4>();
+            words.iter().enumerate().for_each(|(i, word)| format.unpack(u32::from_le_bytes(*word), 4 * i, to));
+        };
+        let per_chunk = self.per_chunk();
+        match self.mn_major {
+            false => {
+                for (mn, row) in elements.chunks_exact_mut(depth).enumerate() {
+                    row.chunks_exact_mut(per_chunk).enumerate().for_each(|(i, chunk)| unpack(mn, i * per_chunk, chunk));
+                }
+            }
+            true => {
+                let mut chunk = [0.0; CHUNK as usize];
+                for k in 0..depth {
+                    for first in (0..rows).step_by(per_chunk) {
+                        unpack(first, k, &mut chunk);
+                        (first..).zip(&chunk[..per_chunk]).for_each(|(mn, element)| elements[mn * depth + k] = *element);
+                    }
                 }
             }
         }

@@ -40,7 +40,7 @@ pub(crate) enum Waiting {
     },
     Mbarrier {
         offset: u32,
-        parity: u32,
+        parity: u8,
     },
     CopyGroups {
         pending: u32,
@@ -52,11 +52,14 @@ pub(crate) enum Waiting {
     /// It polls an mbarrier or sleeps: it can be resumed, which is no progress.
     Poll {
         offset: u32,
-        parity: u32,
+        parity: u8,
     },
     Sleep,
     Exited,
 }
+
+// It is passed in a register: read back from memory, where it was written in parts, it takes as long as the switch of threads.
+const _: () = assert!(size_of::<Waiting>() == 8);
 
 impl Waiting {
     pub fn is_idle(self) -> bool {

@@ -246,7 +246,7 @@ fn fragments(parts: &[&mut Part], format: Format) -> Vec<f64> {
         let Left::Registers(words) = part.left else { unreachable!("all parts are of one kind") };
         for (i, word) in words.iter().enumerate() {
             let row = number / 32 * 16 + number % 32 / 4 + 8 * (i % 2);
-            format.elements(*word, 4 * (number % 4) + 16 * (i / 2)).for_each(|(k, value)| a[row * depth + k] = value);
+            format.unpack(*word, 4 * (number % 4) + 16 * (i / 2), &mut a[row * depth..][..depth]);
         }
     }
     a
