@@ -151,7 +151,7 @@ impl GemmConfig {
     pub(crate) fn whole<T: GemmOperands<O>, O: 'static>(&self, tile: GemmTile, multiprocessors: u32) -> Option<GemmPlan> {
         let kernels = self.check_sizes().and_then(|()| self.find_wgmma::<T, O>()).ok()?;
         let (kernel, _) = kernels.into_iter().find(|(_, found)| *found == tile)?;
-        self.problem::<T, O>(multiprocessors).plans(kernel, tile).into_iter().find(|plan| plan.parts == 1)
+        Some(self.problem::<T, O>(multiprocessors).whole(kernel, tile))
     }
 
     /// Why the kernels on wgmma do not take the product, if they do not.

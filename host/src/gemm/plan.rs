@@ -152,7 +152,7 @@ fn together(mut works: Vec<f64>, memory: f64) -> f64 {
 impl Problem {
     /// All divisions with this kernel, the fastest first.
     pub(super) fn plans(&self, kernel: GemmKernel, tile: GemmTile) -> Vec<GemmPlan> {
-        let of = |(whole, parts)| GemmPlan { kernel, whole, parts, microseconds: self.nanoseconds(tile, whole, parts) / 1000.0 };
+        let of = |(whole, parts)| self.divided(kernel, tile, whole, parts);
         let mut plans: Vec<_> = self.divisions(tile).into_iter().map(of).collect();
         plans.sort_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
         plans
@@ -161,6 +161,15 @@ impl Problem {
     /// The fastest division with this kernel.
     pub(super) fn plan(&self, kernel: GemmKernel, tile: GemmTile) -> GemmPlan {
         self.plans(kernel, tile)[0]
+    }
+
+    /// All tiles whole.
+    pub(super) fn whole(&self, kernel: GemmKernel, tile: GemmTile) -> GemmPlan {
+        self.divided(kernel, tile, tile.count([self.m, self.n]), 1)
+    }
+
+    fn divided(&self, kernel: GemmKernel, tile: GemmTile, whole: u64, parts: u64) -> GemmPlan {
+        GemmPlan { kernel, whole, parts, microseconds: self.nanoseconds(tile, whole, parts) / 1000.0 }
     }
 
     /// Whole tiles and parts of the others: all whole; what is left after full waves split; one wave more split; all split.
@@ -260,7 +269,8 @@ mod tests {
             for tile in GemmTile::ALL {
                 let (plans, tiles) = (problem.plans(KERNEL, tile), tile.count([problem.m, problem.n]));
                 assert!(plans.is_sorted_by(|a, b| a.microseconds <= b.microseconds), "{sizes:?}");
-                assert!(plans.iter().any(|plan| (plan.whole, plan.parts) == (tiles, 1)), "{sizes:?}");
+                let whole = problem.whole(KERNEL, tile);
+                assert!((whole.whole, whole.parts) == (tiles, 1) && plans.contains(&whole), "{sizes:?}");
                 for GemmPlan { whole, parts, microseconds, .. } in plans {
                     assert!(whole <= tiles && (1..=problem.steps.max(1)).contains(&parts), "{sizes:?}: {whole}, {parts}");
                     assert!(microseconds > 0.0, "{sizes:?}");

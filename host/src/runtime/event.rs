@@ -57,7 +57,7 @@ impl Event {
         self.0.runtime.synchronize_event(self.0.id, self.0.of, &self.0.watchers.present(), last)
     }
 
-    /// Whether the event is done; does not wait.
+    /// Whether the event is done; does not wait. On the emulator it runs an operation of any stream that can go on, or, where none can, lets other threads enqueue some for 200 us.
     ///
     /// # Errors
     /// What went wrong before it; [`Error::NotCapturable`] for an event of a capture.

@@ -28,6 +28,9 @@ use crate::runtime::runtime::{lock, seed_from_environment};
 /// Dynamic shared memory a block may ask for on compute capability 9.0 (CUDA C++ Programming Guide, table 27).
 const SHARED_BYTES_PER_BLOCK: u32 = 227 << 10;
 
+/// How long a look at an event waits where nothing can go on.
+const IDLE: Duration = Duration::from_micros(200);
+
 /// Virtual GPUs in one process.
 pub(crate) struct Cluster {
     pub options: EmulatedOptions,
@@ -178,15 +181,19 @@ impl Backend for Cluster {
         self.synchronize_event_within(event, None, &[]).map(drop)
     }
 
-    /// Runs one operation if the event is not done, so that a loop around it ends.
+    /// Runs one operation if the event is not done, so that a loop around it ends. Where none can go on, it waits a little for other threads to enqueue some.
     fn is_done(&self, event: EventId) -> Result<bool> {
         let mut state = lock(&self.state);
         state.check()?;
         let mark = state.mark(event);
         let done = mark.as_ref().is_none_or(|mark| mark.is_reached());
         if !done {
-            state.step(&self.memory, &self.options)?;
-            self.progress.notify_all();
+            let went_on = state.step(&self.memory, &self.options).inspect_err(|_| self.progress.notify_all())?;
+            if went_on {
+                self.progress.notify_all();
+            } else {
+                drop(self.progress.wait_timeout(state, IDLE));
+            }
         } else if let Some(mark) = mark {
             state.host_saw(&mark);
         }
