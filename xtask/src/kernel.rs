@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use lexopt::{Arg, Parser, ValueExt};
 use oxtile_build::{Arch, CudaTools, Kernel, Manifest, ratchet, sass::Listing, source_hash};
 
@@ -29,7 +29,7 @@ struct Options {
 pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
     let options = options(arguments)?;
     loop {
-        let seen = sources(options.emulate)?;
+        let seen = sources(&root(), options.emulate)?;
         let result = if options.emulate {
             programs::emulated_cases(&options.name, options.seed)
         } else {
@@ -43,16 +43,16 @@ pub fn show(arguments: &mut Parser) -> Result<ExitCode> {
         }
         say("waiting for an edit (control-C ends)");
         // A file that is being written may be unreadable for a moment.
-        while sources(options.emulate).map_or(true, |now| now == seen) {
+        while sources(&root(), options.emulate).map_or(true, |now| now == seen) {
             thread::sleep(WATCH_PERIOD);
         }
     }
 }
 
-/// Changes when a source of any kernel does, or, where they are emulated, of the cases.
-fn sources(emulate: bool) -> Result<Vec<String>> {
+/// Changes when a source of any kernel in a checkout does, or, where they are emulated, of the cases and of what these depend on.
+fn sources(checkout: &Path, emulate: bool) -> Result<Vec<String>> {
     let cases = emulate.then_some("tests");
-    kernels::CRATES.into_iter().chain(cases).map(|folder| Ok(source_hash(root().join(folder))?)).collect()
+    kernels::CRATES.into_iter().chain(cases).map(|folder| Ok(source_hash(checkout.join(folder))?)).collect()
 }
 
 fn options(arguments: &mut Parser) -> Result<Options> {
@@ -98,7 +98,7 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
             builder = builder.family(family);
         }
         let build = builder.inspect()?;
-        if build.kernels.is_empty() {
+        if build.kernels.is_empty() && build.findings.is_empty() {
             match a_known {
                 Some(name) => {
                     bail!("`{name}` has no code for {}: it needs another architecture (`requires` of its #[kernel])", options.arch)
@@ -109,15 +109,27 @@ fn report(options: &Options, tools: &CudaTools) -> Result<()> {
         for kernel in &build.kernels {
             figures(kernel, &folder.join("ratchet"))?;
         }
-        build.findings.iter().for_each(|finding| println!("MEND {finding}"));
+        build.notes.iter().for_each(|note| println!("note: {note}"));
+        let findings: Vec<String> = build.findings.iter().map(|finding| format!("MEND {finding}")).collect();
+        findings.iter().for_each(|finding| println!("{finding}"));
         for kernel in &build.kernels {
             println!("\n{} on {}", kernel.meta.name, kernel.arch);
             hot_loop(&Listing::of(&kernel.cubin, tools)?);
         }
-        return Ok(());
+        return refuse(&findings);
     }
     let near = nearest(&options.name, &others).join(", ");
     bail!("no kernel begins with `{}`. Names like it: {near}. Name a new one wholly, with its types: `amax__bf16`", options.name)
+}
+
+/// The figures are shown whatever they are; a kernel that no build would take is an error after them.
+fn refuse(findings: &[String]) -> Result<()> {
+    let count = findings.len();
+    ensure!(
+        count == 0,
+        "{count} thing(s) must be mended as compiled here, the lines that begin with MEND; `cargo xtask build-ptx` decides"
+    );
+    Ok(())
 }
 
 /// How many names an error lists.
@@ -198,7 +210,49 @@ fn hot_loop(listing: &Listing) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    fn copied(from: &Path, to: &Path) {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+            let (path, to, name) = (entry.path(), to.join(entry.file_name()), entry.file_name());
+            if path.is_dir() && name != "target" {
+                copied(&path, &to);
+            } else if path.is_file() && (name == "Cargo.toml" || path.extension().is_some_and(|kind| kind == "rs")) {
+                fs::copy(path, to).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn an_edit_of_what_cases_are_made_of_is_seen() {
+        let copy = tempfile::tempdir().unwrap();
+        fs::copy(root().join("Cargo.toml"), copy.path().join("Cargo.toml")).unwrap();
+        ["gpu", "host", "tests"].iter().for_each(|folder| copied(&root().join(folder), &copy.path().join(folder)));
+        for (file, of_kernels) in [
+            ("gpu/src/amax.rs", true),
+            ("gpu/emulator/src/lib.rs", false),
+            ("host/src/lib.rs", false),
+            ("tests/src/main.rs", false),
+            ("tests/oracle/src/lib.rs", false),
+        ] {
+            let all = || [false, true].map(|emulate| sources(copy.path(), emulate).unwrap());
+            let before = all();
+            let path = copy.path().join(file);
+            fs::write(&path, fs::read_to_string(&path).unwrap() + "\n// edited\n").unwrap();
+            let now = all();
+            assert_eq!([before[0] != now[0], before[1] != now[1]], [of_kernels, true], "{file}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_no_build_would_take_is_an_error() {
+        assert!(refuse(&[]).is_ok());
+        let error = refuse(&["MEND a: 8 bytes of stack".into(), "MEND b: 2 `bar` operations".into()]).unwrap_err().to_string();
+        assert!(error.starts_with("2 thing(s) must be mended"), "{error}");
+    }
 
     #[test]
     fn a_wrong_name_gets_those_like_it() {

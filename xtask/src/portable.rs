@@ -43,7 +43,7 @@ pub fn check(extent: Extent) -> Result<bool> {
             continue;
         }
         let findings = for_archs(root().join(folder), &archs).inspect()?.findings;
-        let (slow, wrong): (Vec<_>, Vec<_>) = findings.iter().partition(|finding| finding.slow);
+        let (slow, wrong): (Vec<_>, Vec<_>) = findings.iter().partition(|finding| finding.is_slow());
         wrong.iter().for_each(|finding| eprintln!("  {finding}"));
         let kernels: BTreeSet<_> = slow.iter().map(|finding| (&finding.kernel, &finding.arch)).collect();
         if !kernels.is_empty() {

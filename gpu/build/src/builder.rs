@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
         let run = Run::new(self)?;
         let build = run.inspect()?;
         if !build.findings.is_empty() {
-            return Err(Error::Lint { findings: run.located(build), command: run.project.build_command() });
+            return Err(Error::Lint { findings: run.located(build.findings), command: run.project.build_command() });
         }
         if self.accept {
             run.accept(&build.kernels)?;
@@ -175,8 +175,14 @@ impl<'a> Builder<'a> {
         run.write(build)
     }
 
-    /// Builds and checks, but writes no output folder and returns the findings instead of failing on them.
+    /// Builds and checks, but writes no output folder and returns the findings instead of failing on them; with [line tables](Self::line_tables) each with
+    /// the source lines of its cause.
     pub fn inspect(&self) -> Result<Build, Error> {
-        Run::new(self)?.inspect()
+        let run = Run::new(self)?;
+        let mut build = run.inspect()?;
+        if self.line_tables {
+            build.findings = run.located(build.findings);
+        }
+        Ok(build)
     }
 }

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::{
     Kernel,
+    lint::Cause,
+    ptx,
     sass::{Instruction, Listing},
 };
 
@@ -20,17 +22,51 @@ pub(crate) fn panics(ptx: &str) -> Vec<String> {
 
 /// The lines on which a kernel that was compiled with line tables can panic.
 pub(crate) fn panic_lines(kernel: &Kernel, folder: &Path) -> Vec<String> {
-    let ptx = fs::read_to_string(&kernel.ptx).unwrap_or_default();
-    named(own_places(steps(&ptx).into_iter().map(|step| (step.place, panic(step.line).is_some())), folder), folder)
+    lines_of(&ptx_of(kernel), |line| panic(line).is_some(), folder)
 }
 
-/// The lines of a kernel that was compiled with line tables on which it can panic, or else uses memory for registers.
-pub(crate) fn lines(kernel: &Kernel, listing: &Listing, folder: &Path) -> Vec<String> {
+/// The lines of a kernel that was compiled with line tables which are the cause of a finding.
+pub(crate) fn lines(cause: &Cause, kernel: &Kernel, listing: impl FnOnce() -> Option<Listing>, folder: &Path) -> Vec<String> {
+    match cause {
+        Cause::Memory => listing().map_or_else(Vec::new, |listing| memory_lines(kernel, &listing, folder)),
+        Cause::Operation(name) => lines_of(&ptx_of(kernel), |line| ptx::operations(line).any(|operation| operation == name), folder),
+        Cause::LastingCopy => lines_of(&ptx_of(kernel), is_lasting_copy, folder),
+        Cause::Call(_) => Vec::new(),
+    }
+}
+
+/// The lines on which an entry's PTX calls a function, where it has line tables.
+pub(crate) fn call_lines(ptx: &str, function: &str, folder: &Path) -> Vec<String> {
+    let names = |line: &str| line.split(|c: char| !c.is_alphanumeric() && !"_$.".contains(c)).any(|word| word == function);
+    lines_of(ptx, |line| is_call(line) && names(line), folder)
+}
+
+/// Whether a line calls a function, on a condition or always.
+fn is_call(line: &str) -> bool {
+    line.starts_with("call") || line.starts_with('@') && line.contains(" call")
+}
+
+/// Whether a line copies with a cache policy, a thread at a time.
+fn is_lasting_copy(line: &str) -> bool {
+    line.contains("cp.async.") && !line.contains("cp.async.bulk") && line.contains(".L2::cache_hint")
+}
+
+fn ptx_of(kernel: &Kernel) -> String {
+    fs::read_to_string(&kernel.ptx).unwrap_or_default()
+}
+
+/// The source lines of these lines of PTX.
+fn lines_of(ptx: &str, is_meant: impl Fn(&str) -> bool, folder: &Path) -> Vec<String> {
+    named(own_places(steps(ptx).into_iter().map(|step| (step.place, is_meant(step.line))), folder), folder)
+}
+
+/// The lines on which a kernel can panic, or else uses memory for registers.
+fn memory_lines(kernel: &Kernel, listing: &Listing, folder: &Path) -> Vec<String> {
     let panics = panic_lines(kernel, folder);
     if !panics.is_empty() {
         return panics;
     }
-    let ptx = fs::read_to_string(&kernel.ptx).unwrap_or_default();
+    let ptx = ptx_of(kernel);
     // LLVM's accesses are those of arrays, ptxas's are spills. Zeros that fill an array have no line of their own.
     let is_array = |line: &str| ["ld.local", "st.local"].iter().any(|name| line.contains(name)) && !line.ends_with(", 0;");
     let arrays = own_places(steps(&ptx).into_iter().map(|step| (step.place, is_array(step.line))), folder);
@@ -108,8 +144,7 @@ fn steps(ptx: &str) -> Vec<Step<'_>> {
 
 /// The function of `core::panicking` that a line calls.
 fn panic(line: &str) -> Option<String> {
-    let calls = line.starts_with("call") || line.starts_with('@') && line.contains(" call");
-    line.find(PANICKING).filter(|_| calls).map(|at| path(&line[at..]))
+    line.find(PANICKING).filter(|_| is_call(line)).map(|at| path(&line[at..]))
 }
 
 /// `.file 1 "src/lib.rs"`.

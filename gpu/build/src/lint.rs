@@ -4,14 +4,27 @@ use std::fmt;
 
 use crate::{Arch, Kernel};
 
-/// Advisories of ptxas that mean a kernel is not what its source says.
-const FORBIDDEN: [(&str, &str); 5] = [
-    ("C7508", "setmaxnreg is ignored"),
-    ("C7514", "wgmma is serialised"),
-    ("C7517", "a wait for wgmma was inserted"),
-    ("C7518", "wgmma is serialised: a branch that is not warp-uniform while it is in flight"),
-    ("C7519", "a fence for wgmma was inserted"),
+/// Advisories of ptxas that mean a kernel is not what its source says, and the operation that each is about.
+const FORBIDDEN: [(&str, &str, &str); 5] = [
+    ("C7508", "setmaxnreg is ignored", "setmaxnreg"),
+    ("C7514", "wgmma is serialised", "wgmma"),
+    ("C7517", "a wait for wgmma was inserted", "wgmma"),
+    ("C7518", "wgmma is serialised: a branch that is not warp-uniform while it is in flight", "wgmma"),
+    ("C7519", "a fence for wgmma was inserted", "wgmma"),
 ];
+
+/// What in a kernel's code is the cause of a finding: a build with line tables knows its lines.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Cause {
+    /// What lies in memory and belongs in registers, or a check that can panic.
+    Memory,
+    /// An operation that is counted.
+    Operation(String),
+    /// Copies with a cache policy.
+    LastingCopy,
+    /// A call of this function.
+    Call(String),
+}
 
 /// One reason why a build may not be used.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,17 +37,31 @@ pub struct Finding {
     pub why: String,
     /// Whether accepting the figures into the ratchet would settle it.
     pub acceptable: bool,
-    /// Whether it costs speed alone: what belongs in registers lies in memory.
-    pub slow: bool,
+    /// Where its lines are looked for, if it has any.
+    pub(crate) cause: Option<Cause>,
 }
 
 impl Finding {
     pub(crate) fn new(kernel: &str, arch: Option<Arch>, why: String) -> Self {
-        Self { kernel: kernel.into(), arch, why, acceptable: false, slow: false }
+        Self { kernel: kernel.into(), arch, why, acceptable: false, cause: None }
     }
 
     pub(crate) fn on(kernel: &Kernel, why: String) -> Self {
         Self::new(&kernel.meta.name, Some(kernel.arch.clone()), why)
+    }
+
+    pub(crate) fn by(self, cause: Cause) -> Self {
+        Self { cause: Some(cause), ..self }
+    }
+
+    /// Whether it costs speed alone: what belongs in registers lies in memory.
+    pub fn is_slow(&self) -> bool {
+        self.cause == Some(Cause::Memory)
+    }
+
+    /// Whether it is one of this kernel.
+    pub(crate) fn is_of(&self, kernel: &str, arch: &Arch) -> bool {
+        self.kernel == kernel && self.arch.as_ref() == Some(arch)
     }
 }
 
@@ -88,21 +115,22 @@ fn function(kernel: &str) -> &str {
 pub fn check(kernel: &Kernel) -> Vec<Finding> {
     let usage = &kernel.usage;
     let mut findings = Vec::new();
-    let mut refuse = |why: String| findings.push(Finding::on(kernel, why));
+    let mut refuse = |why: String, cause: Cause| findings.push(Finding::on(kernel, why).by(cause));
     for advisory in &usage.advisories {
-        if let Some((_, meaning)) = FORBIDDEN.iter().find(|(code, _)| advisory.contains(code)) {
-            refuse(format!("{meaning}: ptxas says `{advisory}`"));
+        if let Some((_, meaning, operation)) = FORBIDDEN.iter().find(|(code, ..)| advisory.contains(code)) {
+            refuse(format!("{meaning}: ptxas says `{advisory}`"), Cause::Operation((*operation).into()));
         }
     }
     if usage.broken_copies > 0 {
         // ptxas 13.0 on sm_90a: `LDGSTS [R5+UR0+0xe00], desc[UR1]`, which an H200 refuses as an illegal instruction.
-        refuse(format!(
+        let why = format!(
             "{} copies with a cache policy (pipeline::copy_async_lasting) have a shared address that ptxas cannot encode beside the policy: take \
              pipeline::copy_async, or reach several copies by one index, which keeps it in a register of the thread",
             usage.broken_copies
-        ));
+        );
+        refuse(why, Cause::LastingCopy);
     }
-    let mut slow = |why: String| findings.push(Finding { slow: true, ..Finding::on(kernel, why) });
+    let mut slow = |why: String| refuse(why, Cause::Memory);
     if usage.spills > 0 {
         let mend = "use fewer live values a thread, or fewer threads or blocks a multiprocessor";
         slow(format!("{} bytes of registers are spilled to memory; {mend}", usage.spills));
@@ -135,15 +163,13 @@ pub(crate) fn describe_panics(panics: &[String]) -> String {
     each.join(", ")
 }
 
-/// Functions that an entry calls and the module does not define.
-pub(crate) fn unresolved(kernel: &str, arch: &Arch, functions: &[String]) -> Vec<Finding> {
-    let describe = |function: &String| {
-        let mend = if function.contains("panic") {
-            "a check that can panic was left in (an index, a slice, a division, an overflow): use what cannot fail, or a device view"
-        } else {
-            "is it a link_name of no intrinsic, or a crate built without the flags of oxtile-build?"
-        };
-        Finding::new(kernel, Some(arch.clone()), format!("calls `{function}`, which is defined nowhere; {mend}"))
+/// A function that an entry calls and the module does not define.
+pub(crate) fn unresolved(kernel: &str, arch: &Arch, function: &str) -> Finding {
+    let mend = if function.contains("panic") {
+        "a check that can panic was left in (an index, a slice, a division, an overflow): use what cannot fail, or a device view"
+    } else {
+        "is it a link_name of no intrinsic, or a crate built without the flags of oxtile-build?"
     };
-    functions.iter().map(describe).collect()
+    let why = format!("calls `{function}`, which is defined nowhere; {mend}");
+    Finding::new(kernel, Some(arch.clone()), why).by(Cause::Call(function.into()))
 }

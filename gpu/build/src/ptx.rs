@@ -267,17 +267,21 @@ const COUNTED: [(&str, &[&str]); 10] = [
 /// One more than the source has is a collective that the compiler duplicated into divergent branches: a hang.
 pub fn count_operations(module: &str) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
+    for operation in module.lines().flat_map(operations) {
+        *counts.entry(operation.to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+/// The counted operations of one line.
+pub(crate) fn operations(line: &str) -> impl Iterator<Item = &'static str> {
     // Inline assembly may hold several instructions on a line, in braces.
-    let statements = module.lines().flat_map(|line| code_of(line).split([';', '{', '}']));
-    for statement in statements {
+    code_of(line).split([';', '{', '}']).filter_map(|statement| {
         let mut words = statement.split_whitespace().skip_while(|word| word.starts_with('@') || word.ends_with(':'));
         let mnemonic = words.next().unwrap_or_default();
         let counted = COUNTED.iter().find(|(_, beginnings)| beginnings.iter().any(|beginning| mnemonic.starts_with(beginning)));
-        if let Some((operation, _)) = counted {
-            *counts.entry((*operation).to_owned()).or_default() += 1;
-        }
-    }
-    counts
+        counted.map(|(operation, _)| *operation)
+    })
 }
 
 #[cfg(test)]

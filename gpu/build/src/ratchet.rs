@@ -8,7 +8,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, Error, Kernel, lint::Finding, recipe};
+use crate::{
+    Arch, Error, Kernel,
+    lint::{Cause, Finding},
+    recipe,
+};
 
 /// The accepted figures of one kernel on one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -199,10 +203,11 @@ impl Accepted {
         for operation in operations {
             let [found, expected] = [&now, self].map(|figures| figures.operations.get(operation).copied().unwrap_or(0));
             if found != expected {
-                findings.push(Finding::on(
-                    kernel,
-                    format!("{found} `{operation}` operations in the PTX, {place} expects {expected}{}", hint(operation, found, expected)),
-                ));
+                let why =
+                    format!("{found} `{operation}` operations in the PTX, {place} expects {expected}{}", hint(operation, found, expected));
+                let finding = Finding::on(kernel, why);
+                // One too few has no line.
+                findings.push(if found > expected { finding.by(Cause::Operation(operation.clone())) } else { finding });
             }
         }
         findings

@@ -14,7 +14,7 @@ use crate::{
     Arch, Build, Builder, CudaTools, Error, Kernel, Manifest, Toolchain, assemble, causes,
     compile::{self, Project, Variant},
     dependencies,
-    lint::{self, Finding},
+    lint::{self, Cause, Finding},
     manifest, ptx, ratchet, recipe,
     sass::Listing,
     source_hash::{hex_digest, source_hash},
@@ -38,7 +38,36 @@ pub(crate) struct Run<'a> {
 struct Measured {
     key: String,
     kernels: Vec<Kernel>,
-    unresolved: Vec<(String, Arch, Vec<String>)>,
+    unresolved: Vec<Unresolved>,
+}
+
+/// A kernel that cannot be assembled.
+#[derive(Serialize, Deserialize)]
+struct Unresolved {
+    kernel: String,
+    family: String,
+    arch: Arch,
+    calls: Vec<Call>,
+}
+
+/// Its call of a function that is defined nowhere.
+#[derive(Serialize, Deserialize)]
+struct Call {
+    function: String,
+    /// Where, if it was compiled with line tables.
+    lines: Vec<String>,
+}
+
+impl Unresolved {
+    fn of(entry: ptx::Entry, arch: &Arch, folder: &Path) -> Self {
+        let ptx::Entry { meta, text, unresolved } = entry;
+        let call = |function: String| Call { lines: causes::call_lines(&text, &function, folder), function };
+        Self { kernel: meta.name, family: meta.family, arch: arch.clone(), calls: unresolved.into_iter().map(call).collect() }
+    }
+
+    fn findings(&self) -> impl Iterator<Item = Finding> {
+        self.calls.iter().map(|call| lint::unresolved(&self.kernel, &self.arch, &call.function))
+    }
 }
 
 impl<'a> Run<'a> {
@@ -46,7 +75,17 @@ impl<'a> Run<'a> {
         if env::var_os(recipe::NESTED).is_some() {
             return Err(Error::Nested);
         }
-        let toolchain = builder.toolchain.clone().map_or_else(Toolchain::find, Ok)?;
+        let toolchain = match builder.toolchain.clone().map_or_else(Toolchain::find, Ok) {
+            Ok(toolchain) => toolchain,
+            Err(missing) => {
+                // What is wrong with the crate is told first: it needs no compiler to be seen, nor to be mended. That there is no cargo either is no news.
+                let toolchain = Toolchain::in_path();
+                return match Project::of(&builder.manifest, &toolchain).and_then(|project| dependencies::check(&project, &toolchain)) {
+                    Err(wrong @ Error::NeedsStd(_)) => Err(wrong),
+                    _ => Err(missing),
+                };
+            }
+        };
         let project = Project::of(&builder.manifest, &toolchain)?;
         let near = [std::slice::from_ref(&project.workspace), &project.neighbours].concat();
         let tools = builder.tools.clone().map_or_else(|| CudaTools::find_near(&near), Ok)?;
@@ -67,7 +106,7 @@ impl<'a> Run<'a> {
     pub fn inspect(&self) -> Result<Build, Error> {
         let Measured { kernels, unresolved, .. } = self.measure()?;
         let mut findings: Vec<Finding> = kernels.iter().flat_map(lint::check).collect();
-        findings.extend(unresolved.iter().flat_map(|(kernel, arch, functions)| lint::unresolved(kernel, arch, functions)));
+        findings.extend(unresolved.iter().flat_map(Unresolved::findings));
         let mut notes = Vec::new();
         self.hold_to_ratchet(&kernels, &mut findings, &mut notes)?;
         notes.extend(self.notes(&kernels));
@@ -96,29 +135,41 @@ impl<'a> Run<'a> {
         can_panic.into_iter().chain(unhashed).collect()
     }
 
-    /// The findings of a build, those on speed with their source lines where a build with line tables has any.
-    pub fn located(&self, build: Build) -> Vec<Finding> {
-        let Build { kernels, mut findings, .. } = build;
-        let is_slow = |kernel: &&Kernel| {
-            findings.iter().any(|finding| finding.slow && finding.kernel == kernel.meta.name && finding.arch.as_ref() == Some(&kernel.arch))
-        };
-        let families: BTreeSet<_> = kernels.iter().filter(is_slow).map(|kernel| kernel.meta.family.clone()).collect();
-        if families.is_empty() {
+    /// The findings of a build with the source lines of their causes, from a build with line tables.
+    pub fn located(&self, mut findings: Vec<Finding>) -> Vec<Finding> {
+        let sought: BTreeSet<_> = findings.iter().filter(|finding| finding.cause.is_some()).map(|finding| finding.kernel.clone()).collect();
+        if sought.is_empty() {
             return findings;
         }
-        (self.builder.say)("looking for the source lines of what is slow");
-        let twin = Self { families: families.into_iter().collect(), line_tables: true, ..self.clone() };
         // What is wrong is known without its line.
-        let Ok(Measured { kernels, .. }) = twin.measure() else { return findings };
-        for finding in findings.iter_mut().filter(|finding| finding.slow) {
-            let twin = kernels.iter().find(|kernel| kernel.meta.name == finding.kernel && finding.arch.as_ref() == Some(&kernel.arch));
-            let listing = twin.and_then(|twin| Some((twin, Listing::of(&twin.cubin, &self.tools).ok()?)));
-            let lines = listing.map_or_else(Vec::new, |(twin, listing)| causes::lines(twin, &listing, &self.project.folder));
+        let Ok(twin) = self.with_lines(&sought) else { return findings };
+        let Ok(Measured { kernels, unresolved, .. }) = twin.measure() else { return findings };
+        let folder = &self.project.folder;
+        for finding in &mut findings {
+            let Some(cause) = &finding.cause else { continue };
+            let kernel = kernels.iter().find(|kernel| finding.is_of(&kernel.meta.name, &kernel.arch));
+            let listing = |kernel: &Kernel| Listing::of(&kernel.cubin, &self.tools).ok();
+            let mut lines = kernel.map_or_else(Vec::new, |kernel| causes::lines(cause, kernel, || listing(kernel), folder));
+            let calls = unresolved.iter().filter(|entry| finding.is_of(&entry.kernel, &entry.arch)).flat_map(|entry| &entry.calls);
+            lines.extend(calls.filter(|call| *cause == Cause::Call(call.function.clone())).flat_map(|call| call.lines.clone()));
             if !lines.is_empty() {
                 finding.why.push_str(&format!("; at {}", lines.join(", ")));
             }
         }
         findings
+    }
+
+    /// The same build with line tables, of the families that these kernels are of.
+    fn with_lines(&self, names: &BTreeSet<String>) -> Result<Self, Error> {
+        if self.line_tables {
+            return Ok(self.clone());
+        }
+        (self.builder.say)("looking for the source lines of what must be mended");
+        let Measured { kernels, unresolved, .. } = self.measure()?;
+        let of_kernels = kernels.iter().map(|kernel| (&kernel.meta.name, &kernel.meta.family));
+        let all = of_kernels.chain(unresolved.iter().map(|entry| (&entry.kernel, &entry.family)));
+        let families: BTreeSet<_> = all.filter(|(name, _)| names.contains(*name)).map(|(_, family)| family.clone()).collect();
+        Ok(Self { families: families.into_iter().collect(), line_tables: true, ..self.clone() })
     }
 
     /// Compiles and assembles, or takes the kernels of the last build of the same sources.
@@ -150,7 +201,7 @@ impl<'a> Run<'a> {
                 built.insert(entry.meta.family.clone());
                 match entry.unresolved.is_empty() {
                     true => entries.push((entry, arch.clone())),
-                    false => unresolved.push((entry.meta.name, arch.clone(), entry.unresolved)),
+                    false => unresolved.push(Unresolved::of(entry, arch, &self.project.folder)),
                 }
             }
         }

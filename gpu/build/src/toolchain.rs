@@ -42,6 +42,11 @@ impl Toolchain {
         })
     }
 
+    /// What is in PATH, to ask cargo by: it may have no `rust-src`.
+    pub(crate) fn in_path() -> Self {
+        Self { rustc: "rustc".into(), cargo: "cargo".into(), release: String::new(), version: String::new() }
+    }
+
     /// Every compiler found that can build device code, the pinned one first.
     pub fn all() -> Vec<Self> {
         let mut found: Vec<Self> = Vec::new();

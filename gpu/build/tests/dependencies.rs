@@ -1,6 +1,12 @@
 //! What cannot be compiled for a GPU is told before rustc is started.
 
-use std::{fs, path::Path};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use oxtile_build::{Builder, Error};
 
@@ -58,6 +64,33 @@ fn a_dependency_of_a_dependency_is_found_and_features_are_those_of_the_device() 
     let [line] = &refusal(root.path())[..] else { panic!("one dependency is wrong") };
     assert!(line.contains(": `helper` depends on `numbers`, which needs std, which the GPU does not have: move `helper` to ["), "{line}");
     assert!(line.ends_with(", or leave out the features that ask for it (`default-features = false`)"), "{line}");
+}
+
+#[test]
+fn a_wrong_dependency_is_told_where_no_compiler_is_found() {
+    const CRATE: &str = "OXTILE_TESTED_CRATE";
+    if let Some(folder) = env::var_os(CRATE) {
+        println!("{}", Builder::new(PathBuf::from(folder)).build().unwrap_err());
+        return;
+    }
+    let root = tempfile::tempdir().unwrap();
+    package(root.path(), "runtime", "", "");
+    package(root.path(), "own", "[dependencies]\nruntime = { path = \"../runtime\" }\n\n[workspace]", DEVICE);
+    let built_with = |path: OsString| {
+        // Another process: the variable is of all its threads.
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", "a_wrong_dependency_is_told_where_no_compiler_is_found", "--nocapture"]);
+        let output = child.env(CRATE, root.path().join("own")).env("OXTILE_RUSTC", "/nothing/rustc").env("PATH", path).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let text = built_with(env::var_os("PATH").unwrap_or_default());
+    assert!(text.contains("`runtime` needs std, which the GPU does not have: move `runtime` to"), "{text}");
+    // Also where there is no cargo.
+    package(root.path(), "own", "[workspace]", DEVICE);
+    for path in [env::var_os("PATH").unwrap_or_default(), "/nothing".into()] {
+        let text = built_with(path);
+        assert!(text.contains("/nothing/rustc"), "{text}");
+    }
 }
 
 #[test]

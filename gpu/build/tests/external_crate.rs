@@ -201,6 +201,8 @@ fn a_duplicated_barrier_is_refused() {
     let found = findings(Builder::new(&folder).family("duplicated").ratchet(ratchet.path()));
     let text = found.iter().map(Finding::to_string).collect::<String>();
     assert!(text.contains("2 `bar` operations in the PTX") && text.contains("expects 1 (was a collective duplicated"), "{text}");
+    let refused = Builder::new(&folder).family("duplicated").ratchet(ratchet.path()).build().unwrap_err().to_string();
+    assert!(refused.contains("meet at the same one); at src/duplicated.rs:"), "{refused}");
 }
 
 #[test]
@@ -247,6 +249,10 @@ fn a_function_defined_nowhere_is_refused() {
     let (_guard, folder) = external_crate();
     let found = findings(Builder::new(&folder).family("unresolved"));
     assert!(found[0].why.contains("calls `defined_nowhere`, which is defined nowhere"), "{found:?}");
+    assert!(found[0].why.ends_with("; at src/unresolved.rs:11"), "{found:?}");
+    // The command for one kernel has line tables already.
+    let build = Builder::new(&folder).kernels(["unresolved"]).line_tables(true).inspect().unwrap();
+    assert!(build.findings[0].why.ends_with("; at src/unresolved.rs:11"), "{:?}", build.findings);
 }
 
 #[test]

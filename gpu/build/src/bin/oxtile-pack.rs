@@ -35,7 +35,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let build = Builder::new(folder).arch(arch.clone()).on_step(|step| eprintln!("  {step}")).inspect()?;
     let Build { findings, out_dir, kernels, .. } = &build;
     // What only costs speed on an architecture that nothing was tuned for is no reason to leave a kernel out.
-    let wrong: Vec<_> = findings.iter().filter(|finding| !finding.slow).map(ToString::to_string).collect();
+    let wrong: Vec<_> = findings.iter().filter(|finding| !finding.is_slow()).map(ToString::to_string).collect();
     if !wrong.is_empty() {
         return Err(wrong.join("\n").into());
     }
