@@ -162,7 +162,7 @@ where
                     value_ring.wait().release();
                 }
                 let seen = Fp8Seen { mask, row, whole: mask.whole_blocks::<KEYS>(rows), worth: problem.worth(&tile) };
-                let (mut softmax, mut sum) = (problem.softmax(&tile, seen.worth, zero), RegisterTile::<D>::zero());
+                let (mut softmax, mut sum) = (problem.softmax(seen.worth, zero), RegisterTile::<D>::zero());
                 if blocks.begin < blocks.end {
                     let mut walk = Walk { query, keys: &mut key_ring, values: &mut value_ring };
                     let first = Fp8Step { block: blocks.end - 1, phase: Phase::First };

@@ -130,7 +130,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn softmax(&self, _: &Tile, worth: f32, zero: u32) -> Softmax {
+    fn softmax(&self, worth: f32, zero: u32) -> Softmax {
         Softmax::lifted(self.scale * worth, LIFT).with_zero(zero)
     }
 

@@ -181,7 +181,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn softmax(&self, _: &Item, worth: f32, zero: u32) -> Softmax {
+    fn softmax(&self, worth: f32, zero: u32) -> Softmax {
         // Capped scores are worth what they are.
         let scale = if self.scores.are_capped() { self.scores.scale } else { self.scores.scale * worth };
         Softmax::lifted(scale, LIFT).with_zero(zero)

@@ -144,7 +144,7 @@ where
 
     #[inline(always)]
     #[track_caller]
-    fn softmax(&self, _: &Item, worth: f32, zero: u32) -> Softmax {
+    fn softmax(&self, worth: f32, zero: u32) -> Softmax {
         Softmax::lifted(self.scale * worth, LIFT).with_zero(zero)
     }
 

@@ -120,8 +120,8 @@ where
 
     /// What a product of a query and a key of a tile is worth.
     fn worth(&self, tile: &Self::Tile) -> f32;
-    /// The softmax of a tile's rows before any key; `zero` is a zero that the compiler does not know.
-    fn softmax(&self, tile: &Self::Tile, worth: f32, zero: u32) -> Softmax;
+    /// The softmax of rows before any key, where a product is worth so much; `zero` is a zero that the compiler does not know.
+    fn softmax(&self, worth: f32, zero: u32) -> Softmax;
     /// Changes the scores of a warpgroup's queries, of the first `N` keys of a block, before they count: hides what queries do not see.
     #[inline(always)]
     fn edit<const N: usize>(&self, scores: &mut RegisterTile<N>, step: Fp8Step, seen: &Fp8Seen)
