@@ -83,6 +83,17 @@ fn kernels_of_a_training_step_have_at_most_100_lines() {
     }
 }
 
+/// A kernel developer finds the commands for one case, one kernel and one family in both places.
+#[test]
+fn commands_for_one_kernel_are_on_the_pages() {
+    for page in ["README.md", "docs/kernels.md"] {
+        let text = fs::read_to_string(root().join(page)).expect("a page");
+        for command in ["cargo run -p oxtile-tests -- ", "cargo xtask kernel NAME --emulate", "cargo xtask build-ptx --family F"] {
+            assert!(text.contains(command), "{page} lacks `{command}`");
+        }
+    }
+}
+
 #[test]
 fn libraries_do_not_print() {
     let library = |name: &str| {

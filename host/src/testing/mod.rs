@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `shrink` | the fewest scheduling decisions under which a test still fails |
+//! | `shrink` | scheduling decisions under which a test still fails, of which none can be left out |
 //! | `likeness` | whether two failures are the same |
 //! | `close` | comparison of results with an oracle |
 //! | `planted` | tests: bugs on purpose |
@@ -66,7 +66,7 @@ fn first_failure(seeds: &[u64], mut test: impl FnMut(&Runtime) -> Result<()>) ->
     })
 }
 
-/// Runs a test on a checked runtime with these options. If it fails, runs it again with other schedules, for the fewest scheduling decisions under which it fails in the
+/// Runs a test on a checked runtime with these options. If it fails, runs it again with other schedules, for scheduling decisions, of which none can be left out, under which it fails in the
 /// same way: the same fault in the same kernel at the same source lines, or the same words of the test. The error ends with that schedule in words, at most 12 lines:
 /// which thread runs until which source line, and what it does there.
 ///

@@ -71,6 +71,29 @@ fn one_block_that_waits(_: &ForgetToArriveArgs<'_>, _: &DeviceLimits) -> Result<
     Ok(Grid::x(1))
 }
 
+/// Warp 0 waits for an arrival that warp 1 leaves out if it was first.
+#[kernel(threads = 64, grid = one_block_that_may_wait, shared = Shared)]
+pub fn arrive_if_second(values: GlobalMut<u32>) {
+    let shared = Shared::claim();
+    if thread::index() == 0 {
+        shared.full.init(1);
+        publish_barriers();
+    }
+    block::sync();
+    match thread::index() {
+        0 => {
+            atomic::store_release(&values, 0, 1);
+            shared.full.wait(0);
+        }
+        32 => shared.full.arrive_if(atomic::load_acquire(&values, 0) == 1),
+        _ => {}
+    }
+}
+
+fn one_block_that_may_wait(_: &ArriveIfSecondArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
 /// Panics in every order: which of two lines does depends on the order of two warps.
 #[kernel(threads = 64, grid = one_block_that_panics)]
 pub fn panic_by_order(values: GlobalMut<u32>) {
@@ -176,6 +199,20 @@ fn a_forgotten_arrival_shows_in_the_default_order() {
     let report = reported(|runtime| after!(ForgetToArrive, ForgetToArriveArgs, [0_u32; 64], runtime).map(drop));
     let steps = ["(mbarrier_wait_parity), where they wait", "then every thread waits: deadlock"];
     contains(&report, &[&["needs none of "] as &[_], &steps].concat());
+}
+
+#[test]
+fn a_deadlock_of_one_order_needs_one_decision() {
+    let report = reported(|runtime| after!(ArriveIfSecond, ArriveIfSecondArgs, [0_u32], runtime).map(drop));
+    contains(
+        &report,
+        &[
+            "needs 1 of ",
+            "thread (32, 0, 0) of block (0, 0, 0) runs ",
+            "(mbarrier_wait_parity), where it waits",
+            "then every thread waits: deadlock",
+        ],
+    );
 }
 
 #[test]

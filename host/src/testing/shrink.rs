@@ -1,4 +1,4 @@
-//! The fewest scheduling decisions under which a test still fails.
+//! Scheduling decisions under which a test still fails, of which none can be left out.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
