@@ -1,4 +1,4 @@
-//! What in the sources made a kernel that lint refuses: the checks that can panic, and the lines that use memory for registers.
+//! Which source lines made a kernel that lint refuses: those of checks that can panic, of memory used for registers, of operations, copies and calls.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

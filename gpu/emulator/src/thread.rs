@@ -58,7 +58,7 @@ pub(crate) enum Waiting {
     Exited,
 }
 
-// It is passed in a register: read back from memory, where it was written in parts, it takes as long as the switch of threads.
+// It is passed in a register: written to memory in parts and read back whole, it took two fifths of `suspend` in a profile.
 const _: () = assert!(size_of::<Waiting>() == 8);
 
 impl Waiting {

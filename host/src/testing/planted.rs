@@ -12,6 +12,10 @@ struct Shared {
     full: Mbarrier,
 }
 
+fn one_block<A>(_: &A, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    Ok(Grid::x(1))
+}
+
 /// Turns 64 values around, without a barrier.
 #[kernel(threads = 64, grid = one_block, shared = Shared)]
 pub fn turn_around(values: GlobalMut<u32>) {
@@ -20,12 +24,8 @@ pub fn turn_around(values: GlobalMut<u32>) {
     values.store(u64::from(i), shared.sums.load(63 - i));
 }
 
-fn one_block(_: &TurnAroundArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// Warp 1 sets a flag after a value, without a release; warp 0 takes the value if the flag is there.
-#[kernel(threads = 64, grid = one_block_of_flags)]
+#[kernel(threads = 64, grid = one_block)]
 pub fn take_by_flag(values: GlobalMut<u32>) {
     if thread::index() == 32 {
         values.store(0, 7);
@@ -36,12 +36,8 @@ pub fn take_by_flag(values: GlobalMut<u32>) {
     }
 }
 
-fn one_block_of_flags(_: &TakeByFlagArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// Counts two threads by a load and a store, between which another thread may count.
-#[kernel(threads = 32, grid = one_block_that_counts)]
+#[kernel(threads = 32, grid = one_block)]
 pub fn count(values: GlobalMut<u32>) {
     if thread::index() < 2 {
         let before = atomic::load_acquire(&values, 0);
@@ -49,12 +45,8 @@ pub fn count(values: GlobalMut<u32>) {
     }
 }
 
-fn one_block_that_counts(_: &CountArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// All threads wait for 64 arrivals, of which one is forgotten.
-#[kernel(threads = 64, grid = one_block_that_waits, shared = Shared)]
+#[kernel(threads = 64, grid = one_block, shared = Shared)]
 pub fn forget_to_arrive(values: GlobalMut<u32>) {
     let shared = Shared::claim();
     if thread::index() == 0 {
@@ -67,12 +59,8 @@ pub fn forget_to_arrive(values: GlobalMut<u32>) {
     values.store(u64::from(thread::index()), 1);
 }
 
-fn one_block_that_waits(_: &ForgetToArriveArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// Warp 0 waits for an arrival that warp 1 leaves out if it was first.
-#[kernel(threads = 64, grid = one_block_that_may_wait, shared = Shared)]
+#[kernel(threads = 64, grid = one_block, shared = Shared)]
 pub fn arrive_if_second(values: GlobalMut<u32>) {
     let shared = Shared::claim();
     if thread::index() == 0 {
@@ -90,12 +78,8 @@ pub fn arrive_if_second(values: GlobalMut<u32>) {
     }
 }
 
-fn one_block_that_may_wait(_: &ArriveIfSecondArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// Panics in every order: which of two lines does depends on the order of two warps.
-#[kernel(threads = 64, grid = one_block_that_panics)]
+#[kernel(threads = 64, grid = one_block)]
 pub fn panic_by_order(values: GlobalMut<u32>) {
     if thread::index() == 0 {
         assert!(atomic::load_acquire(&values, 1) == 0, "warp 1 was first");
@@ -107,12 +91,8 @@ pub fn panic_by_order(values: GlobalMut<u32>) {
     }
 }
 
-fn one_block_that_panics(_: &PanicByOrderArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
-}
-
 /// Moves values up by one, the last one too far, after the warp met several times at one line.
-#[kernel(threads = 32, grid = one_block_that_moves)]
+#[kernel(threads = 32, grid = one_block)]
 pub fn move_up(values: GlobalMut<u32>) {
     let i = u64::from(thread::index());
     let value = values.load(i);
@@ -120,10 +100,6 @@ pub fn move_up(values: GlobalMut<u32>) {
         warp::sync();
     }
     values.store(i + 1, value);
-}
-
-fn one_block_that_moves(_: &MoveUpArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
-    Ok(Grid::x(1))
 }
 
 /// A kernel's values after it, from `numbers`. Kernels before it do nothing wrong.
