@@ -38,6 +38,7 @@ mod products;
 mod quantized;
 mod reduced;
 mod scattered;
+mod shapes;
 mod symmetric;
 mod weights;
 mod workers;
@@ -64,7 +65,7 @@ use crate::run::Options;
 
 /// The families that ranks have.
 pub const NAMES: [&str; 7] =
-    [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, products::SHAPES, weights::FAMILY, context_parallel::FAMILY];
+    [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, shapes::SHAPES, weights::FAMILY, context_parallel::FAMILY];
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use oxtile::overlap::Rates;
 
-use super::products::{self, OVERLAP, SHAPES};
+use super::products::{self, OVERLAP};
+use super::shapes::{self, SHAPES};
 use super::{Request, Times, Work, weights};
 use crate::bench::Size;
 use crate::peers::Check;
@@ -135,7 +136,7 @@ pub fn comparisons(world: u32, rates: &Rates, size: Size, families: &[String]) -
         all.extend(weights::comparisons(world, size));
     }
     if families.iter().any(|family| family == SHAPES) {
-        all.extend(products::grid(world, rates)?);
+        all.extend(shapes::grid(world, rates)?);
     }
     Ok(all)
 }

@@ -8,31 +8,20 @@ use oxtile::overlap::{AllReduceMethod, Method, OverlapChoice, Rates};
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
 use super::quantized::{self, Travels};
+use super::shapes::SHAPES;
 use super::{Request, Work, layer, reduced, scattered};
 use crate::results::Missing;
 
 /// Gathered products beside what they are made of, and beside peers.
 pub const OVERLAP: &str = "overlap";
-/// The methods of many gathered products.
-pub const SHAPES: &str = "overlap_shapes";
-
-/// Rows of the grid.
-const ROWS: [u64; 15] = [16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128, 64];
-/// N and K of the grid: query, key and value, and gate and up projections, of Llama 70B and of Llama 8B
-/// (<https://huggingface.co/meta-llama/Llama-3.1-70B/blob/main/config.json>, and of 8B).
-const PROJECTIONS: [[u64; 2]; 4] = [[57344, 8192], [10240, 8192], [28672, 4096], [6144, 4096]];
-
 /// About the microseconds of a round's calls.
 const ROUND: f64 = 10_000.0;
-const GRID_ROUND: f64 = 5_000.0;
-/// A shape of the grid has fewer rounds, so that all of them take less than a minute.
-const GRID_FEWER: usize = 8;
 
 const METHODS: [(&str, Method, By); 3] =
     [("fused", Method::Fused, By::Fused), ("chunked", Method::Chunked, By::Chunked), ("sequential", Method::Sequential, By::Sequential)];
-const PRODUCT: &str = "product alone";
-const WIRE: &str = "wire alone";
-const ONE_SHOT: &str = "one shot";
+pub(super) const PRODUCT: &str = "product alone";
+pub(super) const WIRE: &str = "wire alone";
+pub(super) const ONE_SHOT: &str = "one shot";
 
 /// Where the product takes longer, where the wire does too, and a smaller one.
 pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
@@ -75,7 +64,7 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
 }
 
 /// A product whose rows are scattered: the methods, what they are made of, and torch's.
-fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+pub(super) fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
     use scattered::By;
     let ranks = WorldSize::new(world).context("there are ranks")?;
     let (config, peers, [m, n, k]) = (scattered::config(sizes, None), u64::from(world - 1), sizes);
@@ -97,12 +86,12 @@ fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Compar
     })
 }
 
-fn scattered_side(label: &'static str, by: scattered::By, sizes: Sizes, calls: u64) -> Side {
+pub(super) fn scattered_side(label: &'static str, by: scattered::By, sizes: Sizes, calls: u64) -> Side {
     Side { label, request: Request { work: Work::ScatteredProduct(by, sizes), bytes: 0, calls } }
 }
 
 /// A product whose sum all ranks get: the methods that can be taken, what they are made of, and torch's.
-fn reduce(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+pub(super) fn reduce(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
     use reduced::By;
     let ranks = WorldSize::new(world).context("there are ranks")?;
     let (config, peers, [m, n, k]) = (reduced::config(sizes, None), u64::from(world - 1), sizes);
@@ -134,7 +123,7 @@ fn reduce(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Compari
     })
 }
 
-fn reduced_side(label: &'static str, by: reduced::By, sizes: Sizes, calls: u64) -> Side {
+pub(super) fn reduced_side(label: &'static str, by: reduced::By, sizes: Sizes, calls: u64) -> Side {
     Side { label, request: Request { work: Work::ReducedProduct(by, sizes), bytes: 0, calls } }
 }
 
@@ -166,7 +155,7 @@ fn codes(world: u32, rates: &Rates, sizes: Sizes, travels: Travels, round: f64) 
     })
 }
 
-/// What virtual GPUs do of [`main`] and of [`grid`].
+/// What virtual GPUs do of [`main`] and of [`shapes`](super::shapes).
 pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let count = u64::from(world);
     let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
@@ -192,15 +181,8 @@ fn whole(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparis
     Ok(of)
 }
 
-/// The methods alone, at shapes of models.
-pub fn grid(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
-    let shapes = PROJECTIONS.into_iter().flat_map(|[n, k]| ROWS.map(|m| [m, n, k]));
-    let compare = |sizes| Ok(Comparison { fewer: GRID_FEWER, ..methods(SHAPES, world, rates, sizes, GRID_ROUND)? });
-    shapes.map(compare).collect()
-}
-
 /// The methods that can be taken, and the one that the model takes.
-fn methods(family: &'static str, world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
+pub(super) fn methods(family: &'static str, world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Result<Comparison> {
     let ranks = WorldSize::new(world).context("there are ranks")?;
     let choose = |method| -> oxtile::Result<OverlapChoice> { config(sizes, method).choose::<bf16, bf16>(ranks, rates) };
     let choice = choose(None)?;
@@ -234,8 +216,8 @@ mod tests {
     #[test]
     fn two_and_four_ranks_have_all_shapes_and_methods() {
         for world in [2, 4] {
-            let (main, grid) = (main(world, &Rates::H200).unwrap(), grid(world, &Rates::H200).unwrap());
-            assert_eq!((main.len(), grid.len()), (16, 60));
+            let main = main(world, &Rates::H200).unwrap();
+            assert_eq!(main.len(), 16);
             assert_eq!(main[1].shape, format!("16384x{}x8192, {world} ranks", 1024 * world));
             let wire = main[0].sides.iter().find(|side| side.label == WIRE).unwrap().request;
             let [puts, shards] = [wire.calls * wire.bytes, main[0].calls * main[0].bytes];
@@ -252,7 +234,7 @@ mod tests {
                 [1, 9],
                 "large ones by all but one launch, small ones in graphs too"
             );
-            for of in main[..10].iter().chain(&grid) {
+            for of in &main[..10] {
                 assert!(of.missing.is_empty() && of.sides.len() >= 3 && of.chosen.is_some(), "{}: {:?}", of.shape, of.missing);
             }
         }

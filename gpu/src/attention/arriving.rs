@@ -202,9 +202,18 @@ where
         if row < padded { (0, row) } else { (1, row - padded) }
     }
 
+    /// The token that row 0 of tiles would be, if all rows were as far from it as the tile's are.
+    #[inline(always)]
+    pub(super) fn token(&self, tile: &Tile) -> i32 {
+        let ArrivingKeys { chunk, padded, first, second, .. } = self.arriving;
+        let (half, _) = self.place(tile.row);
+        let [before, number] = if half == 0 { [0, first] } else { [padded, second] };
+        (number * chunk).cast_signed() - before.cast_signed()
+    }
+
     /// The place of a warpgroup's rows.
     #[inline(always)]
-    fn spot(&self, tile: &Tile, row: u32) -> Spot<4> {
+    pub(super) fn spot(&self, tile: &Tile, row: u32) -> Spot<4> {
         let (Tile { batch, head, .. }, Shape { heads, queries, .. }, chunk) = (*tile, self.shape, self.arriving.chunk);
         let (half, row) = self.place(row);
         let statistics = u64::from(batch * heads + head) * u64::from(queries) + u64::from(half * chunk);
@@ -251,11 +260,10 @@ where
 
     #[inline(always)]
     fn mask(&self, tile: &Tile) -> Mask {
-        let ArrivingKeys { chunk, padded, first, second, .. } = self.arriving;
+        let ArrivingKeys { chunk, padded, .. } = self.arriving;
         let (half, _) = self.place(tile.row);
-        let [before, number] = if half == 0 { [0, first] } else { [padded, second] };
-        let last = if CAUSAL { (number * chunk).cast_signed() - before.cast_signed() } else { FAR };
-        Mask { last, ..Mask::full(before + chunk, self.shape.keys) }
+        let last = if CAUSAL { self.token(tile) } else { FAR };
+        Mask { last, ..Mask::full(half * padded + chunk, self.shape.keys) }
     }
 
     #[inline(always)]

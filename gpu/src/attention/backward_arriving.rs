@@ -5,7 +5,8 @@
 //! before it loads from it; own keys are read where the rank has them. What a block of keys gets of this rank's queries is stored, as fragments of `f32`, in
 //! this rank's slot in the memory of the block's owner, which adds the slots of all ranks up in their order ([`AttentionBackwardReduce`](super::AttentionBackwardReduce)).
 //!
-//! A mask sees the queries of both chunks where they are in the sequence: blocks of queries between the two are [missing](Missing).
+//! A mask sees the queries of both chunks where they are in the sequence: blocks of queries between the two are [missing](Missing). Of the keys, a window hides
+//! those that are far from both: blocks that no query sees are not [visited](Visited), and nothing is stored for them.
 //!
 //! A slot is written only after keys of its owner's have arrived, which the owner sends when it has read all slots of the pass before. A wait that is not
 //! answered ends all later ones: what is stored then is garbage, and the stream tells no owner of it.
@@ -13,6 +14,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::Arrivals;
 use oxtile_tile::layout::Swizzle128;
+use oxtile_tile::num::reciprocal;
 use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
@@ -21,19 +23,21 @@ use oxtile_tile::tensor_map::TensorMap;
 use super::arriving::{ArrivingKeys, PRESENT, RANK_CHUNKS, sections_of};
 use super::backward::differentiate;
 use super::backward_dense::DenseKeyTiles;
-use super::backward_mask::{BlockMask, Missing};
-use super::backward_problem::{Common, KeyProblem, Number};
+use super::backward_general::bend;
+use super::backward_mask::{BlockMask, Gap, Missing};
+use super::backward_problem::{Common, KeyProblem, KeyTiles, Number};
 use super::backward_reduce::{partial_elements, partial_start, store_fragments};
 use super::backward_schedule::{KeyHeads, KeySchedule, KeyTile, TILE_WORDS};
 use super::backward_tensors::{BackwardTensors, KeyOrder, QuerySums};
 use super::backward_walk::{Sums, Walk};
 use super::backward_workspace::{BACKWARD_KEYS, Keys, Rows, Shared as Workspace, WarpgroupRoles};
 use super::mask::Mask;
+use super::scores::Scores;
 use super::shape::MOST_BLOCKS;
 
 /// The tensors of a rank, and what arrives. The mask's queries are those from the first chunk's first one to the second chunk's last.
 #[derive(Clone, Copy, Parameter)]
-pub struct ArrivingRows<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
+pub struct ArrivingRows<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool, const CAPPED: bool> {
     /// What is read, with the keys and values of all ranks; statistics are `[batches, heads, blocks QUERIES]`.
     pub tensors: BackwardTensors<T, D, QUERIES, 4>,
     /// The rank's keys, `[batches, key heads, 2 chunk, D]`.
@@ -50,12 +54,46 @@ pub struct ArrivingRows<T: RegisterElement, const D: usize, const QUERIES: usize
     pub mask: Mask,
     /// If `MASKED`, the blocks of the mask's queries that are not there.
     pub missing: Missing,
+    /// The blocks of keys that any query sees.
+    pub visited: Visited,
     /// What arrives: chunks of whole blocks of keys, own ones apart.
     pub arriving: ArrivingKeys,
     /// The order of tiles.
     pub order: KeyOrder,
-    /// The factor of scores, with `log2(e)`.
-    pub scale: f32,
+    /// How scores are made; they are capped if `CAPPED`.
+    pub scores: Scores,
+    /// If `CAPPED`, the factor of gradients of scores.
+    pub grad_scale: f32,
+}
+
+/// Blocks of keys, in their order: so many from one on, without those that are hidden.
+#[derive(Clone, Copy, Parameter)]
+pub struct Visited {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Blocks that are not among them, by their numbers.
+    pub hidden: Missing,
+}
+
+/// The tiles of the blocks of keys that are visited.
+pub(super) struct VisitedTiles {
+    tiles: DenseKeyTiles,
+    visited: Visited,
+}
+
+impl KeyTiles<KeyTile> for VisitedTiles {
+    #[inline(always)]
+    fn tile(&mut self, index: u32) -> Option<KeyTile> {
+        let Visited { first, hidden, .. } = self.visited;
+        self.tiles.tile(index).map(|tile| KeyTile { block: hidden.place(first + tile.block), ..tile })
+    }
+
+    #[inline(always)]
+    fn tiles(&self) -> u32 {
+        self.tiles.tiles()
+    }
 }
 
 /// The slot of this rank at each rank: [`partial_elements`] of each tile, `[2, batches key heads, blocks of a chunk]`, of the owner's first chunk and of the second.
@@ -71,42 +109,44 @@ pub struct Slots {
 
 /// The tensors, and what all roles compute of their sizes.
 #[derive(Clone, Copy)]
-struct Problem<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> {
-    rows: ArrivingRows<T, D, QUERIES, MASKED>,
+struct Problem<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool, const CAPPED: bool> {
+    rows: ArrivingRows<T, D, QUERIES, MASKED, CAPPED>,
     /// Blocks of queries of a head.
     blocks: u32,
     schedule: KeySchedule,
 }
 
-impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool> Problem<T, D, QUERIES, MASKED> {
+impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: bool, const CAPPED: bool>
+    Problem<T, D, QUERIES, MASKED, CAPPED>
+{
     #[inline(always)]
-    fn new(rows: ArrivingRows<T, D, QUERIES, MASKED>) -> Self {
-        let (key_blocks, heads) = (rows.mask.keys / BACKWARD_KEYS as u32, rows.heads.heads * rows.heads.batches);
-        let schedule = KeySchedule { key_blocks, heads, section: rows.order.section };
+    fn new(rows: ArrivingRows<T, D, QUERIES, MASKED, CAPPED>) -> Self {
+        let schedule =
+            KeySchedule { key_blocks: rows.visited.count, heads: rows.heads.heads * rows.heads.batches, section: rows.order.section };
         Self { rows, blocks: (RANK_CHUNKS * rows.arriving.chunk).div_ceil(QUERIES as u32), schedule }
     }
 }
 
-impl<T, const D: usize, const QUERIES: usize, const MASKED: bool> KeyProblem<T, D, QUERIES, TILE_WORDS, MASKED>
-    for Problem<T, D, QUERIES, MASKED>
+impl<T, const D: usize, const QUERIES: usize, const MASKED: bool, const CAPPED: bool> KeyProblem<T, D, QUERIES, TILE_WORDS, MASKED>
+    for Problem<T, D, QUERIES, MASKED, CAPPED>
 where
     T: RegisterElement + StoredElement,
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
 {
     type Item = KeyTile;
-    type Tiles = DenseKeyTiles;
+    type Tiles = VisitedTiles;
     type Gap = Missing;
 
     #[inline(always)]
     fn common(&self) -> Common {
-        let ArrivingRows { tensors: BackwardTensors { offsets, deltas, .. }, sums, order, heads, scale, .. } = self.rows;
-        Common { offsets, deltas, sums, order, group: heads.group, scale }
+        let ArrivingRows { tensors: BackwardTensors { offsets, deltas, .. }, sums, order, heads, scores, .. } = self.rows;
+        Common { offsets, deltas, sums, order, group: heads.group, scale: scores.scale }
     }
 
     #[inline(always)]
-    fn tiles(&self) -> DenseKeyTiles {
-        DenseKeyTiles::new(self.schedule, self.rows.heads.heads)
+    fn tiles(&self) -> VisitedTiles {
+        VisitedTiles { tiles: DenseKeyTiles::new(self.schedule, self.rows.heads.heads), visited: self.rows.visited }
     }
 
     #[inline(always)]
@@ -184,18 +224,27 @@ where
     }
 
     #[inline(always)]
-    fn edit(&self, _: &mut RegisterTile<QUERIES>) {}
+    fn edit(&self, products: &mut RegisterTile<QUERIES>) {
+        if CAPPED {
+            self.rows.scores.cap(products);
+        }
+    }
 
     #[inline(always)]
-    fn bend(&self, _: &mut RegisterTile<QUERIES>, _: &RegisterTile<QUERIES>, _: SharedArray<f32, QUERIES>) {}
+    fn bend(&self, gradients: &mut RegisterTile<QUERIES>, weights: &RegisterTile<QUERIES>, offsets: SharedArray<f32, QUERIES>) {
+        if CAPPED {
+            bend(gradients, weights, offsets, reciprocal(self.rows.scores.cap_limit));
+        }
+    }
 
     #[inline(always)]
     fn store<const SPAN: usize>(&self, _: &Walk<T, D, QUERIES, SPAN>, mut sums: Sums<D>, tile: KeyTile, part: u32)
     where
         Columns<SPAN>: MatrixColumns,
     {
-        let ArrivingRows { arriving: ArrivingKeys { chunk, .. }, slots: Slots { values, step, ranks }, heads, scale, .. } = self.rows;
-        sums.keys.map(|x| x * core::f32::consts::LN_2 * scale);
+        let ArrivingRows { arriving: ArrivingKeys { chunk, .. }, slots: Slots { values, step, ranks }, heads, scores, grad_scale, .. } =
+            self.rows;
+        sums.keys.map(|x| if CAPPED { x * grad_scale } else { x * core::f32::consts::LN_2 * scores.scale });
         let number = tile.key() / chunk.max(1);
         let (half, owner) = if number < ranks { (0, number) } else { (1, RANK_CHUNKS * ranks - 1 - number) };
         let (of_chunk, head) = (chunk / BACKWARD_KEYS as u32, tile.batch * heads.heads + tile.head);
@@ -209,17 +258,18 @@ where
 /// Computes the gradients of keys and values of all ranks by the queries of one, and sums of its `dQ / scale`, as
 /// [`attention_backward`](fn@super::attention_backward) does.
 #[kernel(threads = WarpgroupRoles::THREADS, grid = grid, shared = Workspace<T, D, QUERIES, SPAN, TILE_WORDS>, requires = sm_90a)]
-#[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false])]
-#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true])]
-#[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], MASKED = [true])]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [80], SPAN = [80], MASKED = [false], CAPPED = [false])]
+#[instances(T = [bf16, f16], D = [128], QUERIES = [64], SPAN = [64], MASKED = [true], CAPPED = [false, true])]
+#[instances(T = [bf16, f16], D = [64], QUERIES = [128], SPAN = [64], MASKED = [true], CAPPED = [false])]
 pub fn attention_backward_arriving<
     T: RegisterElement + StoredElement,
     const D: usize,
     const QUERIES: usize,
     const SPAN: usize,
     const MASKED: bool,
+    const CAPPED: bool,
 >(
-    problem: ArrivingRows<T, D, QUERIES, MASKED>,
+    problem: ArrivingRows<T, D, QUERIES, MASKED, CAPPED>,
 ) where
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
@@ -228,16 +278,17 @@ pub fn attention_backward_arriving<
     differentiate::<_, T, D, QUERIES, SPAN, TILE_WORDS, MASKED>(Problem::new(problem));
 }
 
-fn grid<T: RegisterElement + StoredElement, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(
-    args: &AttentionBackwardArrivingArgs<'_, T, D, QUERIES, SPAN, MASKED>,
+fn grid<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool, const CAPPED: bool>(
+    args: &AttentionBackwardArrivingArgs<'_, T, D, QUERIES, SPAN, MASKED, CAPPED>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError>
 where
+    T: RegisterElement + StoredElement,
     Columns<D>: MatrixColumns,
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
 {
-    let ArrivingRowsArgument { tensors, sums, slots, heads, mask, missing, arriving, order, .. } = &args.problem;
+    let ArrivingRowsArgument { tensors, sums, slots, heads, mask, missing, visited, arriving, order, .. } = &args.problem;
     let (keys, queries) = (BACKWARD_KEYS as u64, QUERIES as u64);
     heads.check()?;
     mask.check()?;
@@ -263,7 +314,11 @@ where
     LaunchError::check_length("problem.sums.blocks", of_rank.div_ceil(queries), sums.blocks.into())?;
     LaunchError::check_length("problem.tensors.offsets", blocks * queries, tensors.offsets.len())?;
     LaunchError::check_length("problem.tensors.deltas", blocks * queries, tensors.deltas.len())?;
-    let key_blocks = u64::from(mask.keys) / keys;
+    let key_blocks = u64::from(visited.count);
+    LaunchError::check_at_least("problem.visited.count", 1, key_blocks)?;
+    let last = u64::from(visited.first) + key_blocks - 1;
+    let last = if last < u64::from(visited.hidden.begin) { last } else { last + u64::from(visited.hidden.count) };
+    LaunchError::check_limit("problem.visited.count", last + 1, u64::from(mask.keys) / keys)?;
     order.check_heads(key_blocks)?;
     let tiles = heads.tile_heads().saturating_mul(key_blocks);
     LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;

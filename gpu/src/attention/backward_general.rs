@@ -231,7 +231,7 @@ where
 /// weight's logarithm says of the capped score, times `slope`. So nothing need be kept of the scores.
 #[inline(always)]
 #[track_caller]
-fn bend<const QUERIES: usize>(
+pub(super) fn bend<const QUERIES: usize>(
     gradients: &mut RegisterTile<QUERIES>,
     weights: &RegisterTile<QUERIES>,
     offsets: SharedArray<f32, QUERIES>,

@@ -188,15 +188,18 @@ mod tests {
     /// The blocks that are there see what those of all queries do, and take their turns as these, at the same places.
     #[test]
     fn missing_queries_leave_the_others_as_they_are() {
-        for (begin, count, last) in [(2, 4, 0), (2, 0, 128), (4, 6, 512), (4, 2, -256)] {
-            let mask = Mask { queries: (2 * begin + count) * 64, keys: 2048, first: -FAR, last };
+        let places = [(2, 4, 0), (2, 0, 128), (4, 6, 512), (4, 2, -256)];
+        let windows = places.into_iter().flat_map(|place| [FAR, 0, 1, 100, 128, 300].map(|width| (place, width)));
+        for ((begin, count, last), width) in windows {
+            let first = if width == FAR { -FAR } else { last - width };
+            let mask = Mask { queries: (2 * begin + count) * 64, keys: 2048, first, last };
             let (all, some) =
                 (BlockMask::<64, true>::new(mask), BlockMask::<64, true, BACKWARD_KEYS, _>::with(mask, Missing { begin, count }));
             for keys in 0..16 {
                 let is_there = |place: &u32| !(begin..begin + count).contains(place);
                 let expected = (all.blocks(keys).begin..all.blocks(keys).end).filter(is_there);
                 let found = (some.blocks(keys).begin..some.blocks(keys).end).map(|block| some.place(block));
-                assert!(found.eq(expected), "{begin} {count} {last}: keys {keys}");
+                assert!(found.eq(expected), "{begin} {count} {first} {last}: keys {keys}");
                 for block in some.blocks(keys).begin..some.blocks(keys).end {
                     let place = some.place(block);
                     assert_eq!((some.earlier(keys, block), some.cuts(keys, block)), (all.earlier(keys, place), all.cuts(keys, place)));

@@ -23,8 +23,8 @@ use oxtile_tile::warpgroup;
 
 use super::mask::Span;
 use super::problem::{
-    ArrivingCausal, ArrivingFull, ArrivingPackedCausal, ArrivingPackedFull, Causal, Full, Optioned, PackedCausal, PackedFull,
-    PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull, Seen, Staging, Tiles,
+    ArrivingCausal, ArrivingFull, ArrivingOptioned, ArrivingPackedCausal, ArrivingPackedFull, Causal, Full, Optioned, PackedCausal,
+    PackedFull, PackedRingCausal, PackedRingFull, Policy, Problem, ProblemTile, RingCausal, RingFull, Seen, Staging, Tiles,
 };
 use super::rings::Rings;
 use super::running::NO_LOGS;
@@ -56,9 +56,10 @@ type Shared<T, const D: usize, const V: usize, const KEYS: usize, G, P> = Rings<
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [ArrivingFull, ArrivingCausal])]
 #[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [Full, Causal, RingFull, RingCausal, Optioned])]
 #[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [80], G = [Wide], P = [Full, Causal, RingFull, RingCausal])]
-#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair], P = [Optioned])]
-#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide], P = [Optioned])]
-#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [64], G = [Wide], P = [Optioned])]
+#[instances(T = [bf16, f16], D = [192], V = [128], KEYS = [128], G = [Wide], P = [ArrivingOptioned])]
+#[instances(T = [bf16, f16], D = [64], V = [64], KEYS = [128], G = [Pair], P = [Optioned, ArrivingOptioned])]
+#[instances(T = [bf16, f16], D = [128], V = [128], KEYS = [128], G = [Wide], P = [Optioned, ArrivingOptioned])]
+#[instances(T = [bf16, f16], D = [256], V = [256], KEYS = [64], G = [Wide], P = [Optioned, ArrivingOptioned])]
 pub fn attention_forward<T, const D: usize, const V: usize, const KEYS: usize, G, P>(problem: Of<T, D, V, KEYS, P>)
 where
     T: RegisterElement + StoredElement,

@@ -5,6 +5,7 @@
 //! | `forward` | the kernel of forward attention on Hopper |
 //! | `problem` | its compile-time policies: what is computed, of which tensors |
 //! | `dense`, `arriving`, `packed`, `options` | the problems: dense tensors; those of one rank, whose keys arrive meanwhile; packed (varlen) sequences; windows, caps, sinks, largest logits |
+//! | `arriving_options` | dense tensors of one rank, whose keys arrive meanwhile, with options |
 //! | `arriving_packed`, `chunk_schedule` | packed sequences of one rank, whose keys arrive meanwhile; where their chunks lie, and their order |
 //! | `target`, `running`, `ring_step` | where the result goes; the running result of ring attention, into which each step merges its own; the step |
 //! | `forward_split`, `combine`, `parts` | dense attention whose keys are divided among blocks (flash-decoding), its parts put together, and what goes between them |
@@ -49,6 +50,7 @@
 //! Source: Shah et al., "FlashAttention-3", 2024: overlap of a block's softmax with the next block's product.
 
 mod arriving;
+mod arriving_options;
 mod arriving_packed;
 mod backward;
 mod backward_adder;
@@ -109,6 +111,7 @@ mod warpgroup_roles;
 mod workspace;
 
 pub use arriving::*;
+pub use arriving_options::*;
 pub use arriving_packed::*;
 pub use backward::*;
 pub use backward_arriving::*;

@@ -178,16 +178,10 @@ where
     where
         Columns<KEYS>: MatrixColumns,
     {
-        let key = step.block * KEYS as u32;
         if self.scores.are_capped() {
             self.scores.cap(scores);
         }
-        if step.first || step.block >= seen.whole.end {
-            seen.mask.hide_after::<KEYS>(scores, seen.row, key);
-        }
-        if step.block < seen.whole.begin {
-            seen.mask.hide_before::<KEYS>(scores, seen.row, key);
-        }
+        seen.hide(scores, step);
     }
 
     #[inline(always)]

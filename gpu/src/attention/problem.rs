@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | [`Full`], [`Causal`] | [`Dense`](super::Dense) | dense tensors |
 //! | [`ArrivingFull`], [`ArrivingCausal`] | [`Arriving`](super::Arriving) | dense tensors of one rank, whose keys arrive meanwhile |
+//! | [`ArrivingOptioned`] | [`ArrivingOptions`](super::ArrivingOptions) | the same with windows, caps, sinks, largest logits |
 //! | [`ArrivingPackedFull`], [`ArrivingPackedCausal`] | [`ArrivingPacked`](super::ArrivingPacked) | packed sequences of one rank, whose keys arrive meanwhile |
 //! | [`RingFull`], [`RingCausal`] | [`Dense`](super::Dense) | a step of a ring: merges its result into a running one ([`RingStep`]) |
 //! | [`PackedFull`], [`PackedCausal`] | [`Packed`](super::Packed) | packed sequences |
@@ -21,6 +22,7 @@ use oxtile_tile::register_tile::{RegisterElement, RegisterTile, Rows, StoredElem
 use oxtile_tile::shared::SharedStorage;
 
 use super::arriving::Arriving;
+use super::arriving_options::ArrivingOptions;
 use super::arriving_packed::ArrivingPacked;
 use super::dense::Dense;
 use super::mask::{Gaps, Mask, Span};
@@ -151,6 +153,23 @@ pub struct Seen {
     pub gaps: Gaps,
 }
 
+impl Seen {
+    /// Makes the scores of a block's keys that are not seen -inf, where a window may hide keys on either side.
+    #[inline(always)]
+    pub fn hide<const KEYS: usize>(&self, scores: &mut RegisterTile<KEYS>, step: Step)
+    where
+        Columns<KEYS>: MatrixColumns,
+    {
+        let key = step.block * KEYS as u32;
+        if step.first || step.block >= self.whole.end {
+            self.mask.hide_after::<KEYS>(scores, self.row, key);
+        }
+        if step.block < self.whole.begin {
+            self.mask.hide_before::<KEYS>(scores, self.row, key);
+        }
+    }
+}
+
 /// The shared memory of a warpgroup at the end of a tile, and what it knows of what is there.
 #[derive(Clone, Copy)]
 pub struct Staging<T, const D: usize, S> {
@@ -201,6 +220,8 @@ policies! {
     ArrivingFull = |T, D, V, KEYS| Arriving<T, D, V, KEYS, false>;
     /// The same with a causal mask.
     ArrivingCausal = |T, D, V, KEYS| Arriving<T, D, V, KEYS, true>;
+    /// The same with options.
+    ArrivingOptioned = |T, D, V, KEYS| ArrivingOptions<T, D, V, KEYS>;
     /// Packed sequences of one rank, all keys, which arrive while the kernel runs.
     ArrivingPackedFull = |T, D, V, KEYS| ArrivingPacked<T, D, V, KEYS, false>;
     /// The same with a causal mask.

@@ -4,21 +4,23 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
-    ArrivingArgument, ArrivingCausal, ArrivingFull, ArrivingKeysArgument, ArrivingPackedCausal, ArrivingPackedFull, AttentionForward,
-    AttentionForwardArgs, KeyMapsArgument, Narrow, Pair, Policy, RANK_CHUNKS, RoundedArgument, Shape, TileOrderArgument, WarpgroupRoles,
-    Wide,
+    ArrivingArgument, ArrivingCausal, ArrivingFull, ArrivingKeysArgument, ArrivingOptioned, ArrivingOptionsArgument, ArrivingPackedCausal,
+    ArrivingPackedFull, AttentionForward, AttentionForwardArgs, KeyMapsArgument, Narrow, Pair, Policy, RANK_CHUNKS, RoundedArgument, Shape,
+    TileOrderArgument, WARPGROUP_QUERIES, WarpgroupRoles, Wide, Workspace,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::WaitsArgument;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel, Signature};
+use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{bf16, f16};
 use oxtile_tile::register_tile::{RegisterElement, StoredElement};
 
 use super::arriving_packed::{self, ArrivingSequences};
 use super::choice::{ForwardKernel, Problem};
-use super::config::AttentionConfig;
+use super::config::{AttentionConfig, Layout};
 use super::forward::AttentionElement;
 use super::heads::by_head;
+use super::sink::BoundSink;
 use super::table::rows;
 use crate::choice::{Entry, Table};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
@@ -42,6 +44,10 @@ pub(crate) struct ArrivingTensors<'a, T> {
     pub out: HeadsMut<'a, T>,
     /// `[batches, heads, rows]`.
     pub log_sum_exp: DeviceViewMut<'a, f32>,
+    /// A score beside those of the keys, of each head of the configuration.
+    pub sink: Option<DeviceView<'a, f32>>,
+    /// The largest score of each, of all that this rank's queries see.
+    pub max_logit: Option<DeviceViewMut<'a, f32>>,
     pub places: ArrivingPlaces<'a>,
 }
 
@@ -103,6 +109,7 @@ impl AttentionConfig {
             decision @ ForwardKernel::Wgmma {
                 problem: Problem::Dense { ring: false, .. } | Problem::Packed { ring: false, .. }, ..
             } if !self.folds() => Ok(decision),
+            decision @ ForwardKernel::Wgmma { problem: Problem::Options, .. } if self.layout != Layout::Packed => Ok(decision),
             _ => {
                 let options = self.set_among(&["window", "soft_cap", "sink", "max_logit"]);
                 let options = if options.is_empty() { choice.why } else { options.join(", ") };
@@ -151,6 +158,94 @@ where
     Ok(Box::new(move |binding| bind(Arc::clone(&kernel), binding)))
 }
 
+/// Dense tensors of a rank, mapped for the kernels.
+pub(super) struct MappedRank<'a, T: RegisterElement, const D: usize, const V: usize, const KEYS: usize> {
+    q: TensorMap<'a, T, WARPGROUP_QUERIES, D, Swizzle128, 4>,
+    own: Maps<'a, T, D, V, KEYS>,
+    gathered: Maps<'a, T, D, V, KEYS>,
+    out: TensorMapMut<'a, T, WARPGROUP_QUERIES, V, Swizzle128, 4>,
+    log_sum_exp: DeviceViewMut<'a, f32>,
+    counter: Buffer<u32>,
+    shape: Shape,
+    chunks: ArrivingChunks<'a>,
+    /// Rows of a chunk in whole tiles.
+    padded: u32,
+    section: u32,
+    scale: f32,
+}
+
+/// The maps of keys and of values.
+type Maps<'a, T, const D: usize, const V: usize, const KEYS: usize> =
+    (TensorMap<'a, T, KEYS, D, Swizzle128, 4>, TensorMap<'a, T, KEYS, V, Swizzle128, 4>);
+
+impl<'a, T: ArrivingElement + RegisterElement, const D: usize, const V: usize, const KEYS: usize> MappedRank<'a, T, D, V, KEYS> {
+    /// Maps them, for tiles of so many queries.
+    pub(super) fn new(
+        uploads: &mut Uploads,
+        stream: &Stream,
+        config: &AttentionConfig,
+        tensors: ArrivingTensors<'a, T>,
+        queries: u32,
+    ) -> Result<Self> {
+        let ArrivingTensors { q, own, gathered, out, log_sum_exp, places, .. } = tensors;
+        let ArrivingPlaces::Chunks(chunks) = places else {
+            return Err(Error::Invalid {
+                what: "ContextParallel, fused",
+                why: "a kernel of dense tensors has packed sequences".to_owned(),
+            });
+        };
+        let ([batches, keys, ..], [_, all_rows, heads, _], rows) = (gathered[0].shape(), q.shape(), chunks.rows);
+        let mut maps = |[k, v]: [Heads<'a, T>; 2], layout: &dyn Fn(Strided<4>) -> Strided<4>| -> Result<Maps<'a, T, D, V, KEYS>> {
+            let k = TensorMap::with(uploads, stream, k.view(), layout(k.layout()))?;
+            Ok((k, TensorMap::with(uploads, stream, v.view(), layout(v.layout()))?))
+        };
+        let (own, gathered) = (maps(own, &|of| by_chunk(of, rows))?, maps(gathered, &by_head)?);
+        let q = TensorMap::with(uploads, stream, q.view(), by_chunk(q.layout(), rows))?;
+        let of_out = by_chunk(out.layout(), rows);
+        let out = TensorMapMut::with(uploads, stream, out.into_view(), of_out)?;
+        let [batches, heads, group, of_rank, keys] =
+            [batches, heads, config.heads / config.key_heads, all_rows / batches.max(1), keys].map(|size| size as u32);
+        debug_assert_eq!(u64::from(of_rank), u64::from(RANK_CHUNKS) * rows, "a rank has both of its chunks");
+        Ok(Self {
+            q,
+            own,
+            gathered,
+            out,
+            log_sum_exp,
+            counter: Buffer::zeros(stream, 1)?,
+            shape: Shape { batches, heads, group, queries: of_rank, keys },
+            chunks,
+            padded: rows.next_multiple_of(queries.into()) as u32,
+            section: config.section(size_of::<T>() as u64),
+            scale: config.scale_log2(),
+        })
+    }
+
+    /// What a launch takes.
+    pub(super) fn argument<'s, 'w: 's, const CAUSAL: bool>(
+        &'s mut self,
+        waits: WaitsArgument<'w>,
+    ) -> ArrivingArgument<'s, T, D, V, KEYS, CAUSAL>
+    where
+        Columns<V>: MatrixColumns,
+    {
+        let WaitsArgument { lines, first, patience } = waits;
+        let waits = WaitsArgument { lines, first, patience };
+        let ArrivingChunks { rows, own, section, flags, own_apart } = self.chunks;
+        let [first, second] = own.map(|chunk| chunk as u32);
+        ArrivingArgument {
+            q: self.q.view(),
+            own: KeyMapsArgument { k: self.own.0.view(), v: self.own.1.view() },
+            gathered: KeyMapsArgument { k: self.gathered.0.view(), v: self.gathered.1.view() },
+            target: RoundedArgument { out: self.out.view_mut(), log_sum_exp: self.log_sum_exp.reborrow() },
+            shape: self.shape,
+            arriving: ArrivingKeysArgument { chunk: rows as u32, padded: self.padded, first, second, section, flags, waits, own_apart },
+            order: TileOrderArgument { counter: self.counter.view_mut(), section: self.section },
+            scale: self.scale,
+        }
+    }
+}
+
 fn bind<'a, T, const D: usize, const V: usize, const KEYS: usize, G, P, const CAUSAL: bool>(
     kernel: Arc<Loaded<AttentionForward<T, D, V, KEYS, G, P>>>,
     Binding { stream, config, tensors }: Binding<'_, 'a, T>,
@@ -164,46 +259,40 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
-    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, places } = tensors;
-    let ArrivingPlaces::Chunks(arriving) = places else {
-        return Err(Error::Invalid { what: "ContextParallel, fused", why: "a kernel of dense tensors has packed sequences".to_owned() });
-    };
-    let ArrivingChunks { rows, own, section: first_section, flags, own_apart } = arriving;
     let mut uploads = Uploads::default();
-    let [batches, keys, ..] = k.shape();
-    let [_, queries, heads, _] = q.shape();
-    let own_maps = (
-        TensorMap::with(&mut uploads, stream, own_k.view(), by_chunk(own_k.layout(), rows))?,
-        TensorMap::with(&mut uploads, stream, own_v.view(), by_chunk(own_v.layout(), rows))?,
-    );
-    let gathered_maps = (
-        TensorMap::with(&mut uploads, stream, k.view(), by_head(k.layout()))?,
-        TensorMap::with(&mut uploads, stream, v.view(), by_head(v.layout()))?,
-    );
-    let q = TensorMap::with(&mut uploads, stream, q.view(), by_chunk(q.layout(), rows))?;
-    let of_out = by_chunk(out.layout(), rows);
-    let mut out = TensorMapMut::with(&mut uploads, stream, out.into_view(), of_out)?;
+    let mut mapped = MappedRank::<T, D, V, KEYS>::new(&mut uploads, stream, &config, tensors, G::QUERIES)?;
     uploads.copy(stream)?;
-    let mut counter = Buffer::<u32>::zeros(stream, 1)?;
-    let [batches, heads, group, queries, keys] =
-        [batches, heads, config.heads / config.key_heads, queries / batches.max(1), keys].map(|size| size as u32);
-    debug_assert_eq!(u64::from(queries), u64::from(RANK_CHUNKS) * rows, "a rank has both of its chunks");
-    let shape = Shape { batches, heads, group, queries, keys };
-    let (section, scale) = (config.section(size_of::<T>() as u64), config.scale_log2());
-    let [first, second] = own.map(|chunk| chunk as u32);
-    let (chunk, padded) = (rows as u32, rows.next_multiple_of(G::QUERIES.into()) as u32);
+    Ok(Box::new(move |stream, waits| kernel.launch(stream, AttentionForwardArgs { problem: mapped.argument(waits), marker: PhantomData })))
+}
+
+/// With windows, caps, sinks and largest scores.
+fn bind_options<'a, T, const D: usize, const V: usize, const KEYS: usize, G>(
+    kernel: Arc<Loaded<AttentionForward<T, D, V, KEYS, G, ArrivingOptioned>>>,
+    Binding { stream, config, mut tensors }: Binding<'_, 'a, T>,
+) -> Result<Waiting<'a>>
+where
+    T: ArrivingElement + RegisterElement + StoredElement,
+    G: WarpgroupRoles,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
+    AttentionForward<T, D, V, KEYS, G, ArrivingOptioned>: Kernel,
+{
+    let mut uploads = Uploads::default();
+    let (sink, mut max_logit) = (tensors.sink.take(), tensors.max_logit.take());
+    let mut mapped = MappedRank::<T, D, V, KEYS>::new(&mut uploads, stream, &config, tensors, G::QUERIES)?;
+    let sink = BoundSink::new(&mut uploads, &config, sink);
+    uploads.copy(stream)?;
+    let words = Workspace::words(max_logit.as_ref().map_or(0, DeviceViewMut::len));
+    let mut workspace = Buffer::<u32>::zeros(stream, words)?;
     Ok(Box::new(move |stream, waits| {
-        let WaitsArgument { lines, first: first_line, patience } = waits;
-        let waits = WaitsArgument { lines, first: first_line, patience };
-        let problem = ArrivingArgument {
-            q: q.view(),
-            own: KeyMapsArgument { k: own_maps.0.view(), v: own_maps.1.view() },
-            gathered: KeyMapsArgument { k: gathered_maps.0.view(), v: gathered_maps.1.view() },
-            target: RoundedArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.reborrow() },
-            shape,
-            arriving: ArrivingKeysArgument { chunk, padded, first, second, section: first_section, flags, waits, own_apart },
-            order: TileOrderArgument { counter: counter.view_mut(), section },
-            scale,
+        let problem = ArrivingOptionsArgument {
+            arriving: mapped.argument(waits),
+            window: config.seen(),
+            scores: config.scores(),
+            sink: sink.argument(),
+            max_logit: max_logit.as_mut().map(DeviceViewMut::reborrow),
+            workspace: workspace.view_mut(),
         };
         kernel.launch(stream, AttentionForwardArgs { problem, marker: PhantomData })
     }))
@@ -217,6 +306,16 @@ macro_rules! tile {
                 AttentionForward<$t, $d, $v, $keys, $roles, ArrivingFull>: bind::<$t, $d, $v, $keys, $roles, ArrivingFull, false>;
             [Wgmma { problem: Problem::Dense { causal: true, ring: false }, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
                 AttentionForward<$t, $d, $v, $keys, $roles, ArrivingCausal>: bind::<$t, $d, $v, $keys, $roles, ArrivingCausal, true>;
+        }
+    };
+}
+
+/// The kernel with options of one tile.
+macro_rules! options {
+    ($t:ident $d:tt $v:tt $keys:tt $roles:ident) => {
+        rows! { ForwardKernel:
+            [Wgmma { problem: Problem::Options, sizes: [$d, $v] }] [<$roles as WarpgroupRoles>::QUERIES, $keys]
+                AttentionForward<$t, $d, $v, $keys, $roles, ArrivingOptioned>: bind_options::<$t, $d, $v, $keys, $roles>;
         }
     };
 }
@@ -240,6 +339,7 @@ macro_rules! elements {
         impl ArrivingElement for $t {
             const ARRIVING: Table<ForwardKernel, Bind<$t>> = &[
                 tile!($t 64 64 128 Narrow), tile!($t 128 128 128 Pair), tile!($t 192 128 128 Wide), tile!($t 256 256 80 Wide),
+                options!($t 64 64 128 Pair), options!($t 128 128 128 Wide), options!($t 192 128 128 Wide), options!($t 256 256 64 Wide),
                 packed!($t 64 64 128 Narrow), packed!($t 128 128 128 Pair),
             ];
         }

@@ -1,13 +1,14 @@
 //! Gradients of a rank's attention to keys that arrive while its kernel runs, for [context parallelism](crate::context_parallel).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use oxtile_kernels::attention::{
     ArrivingKeysArgument, ArrivingRowsArgument, AttentionBackwardArriving as Main, AttentionBackwardArrivingArgs as MainArgs,
     AttentionBackwardArrivingPacked as Packed, AttentionBackwardConvert as Convert, AttentionBackwardConvertArgs as ConvertArgs,
     AttentionBackwardPrepare as Prepare, AttentionBackwardPrepareArgs as PrepareArgs, AttentionBackwardReduce as Reduce,
-    AttentionBackwardReduceArgs as ReduceArgs, BACKWARD_KEYS, Chunks, FAR, KeyGradientsArgument, KeyHeads, KeyOrderArgument,
-    KeyPartsArgument, Mask as Seen, Missing, SlotsArgument, partial_elements,
+    AttentionBackwardReduceArgs as ReduceArgs, AttentionBackwardSink as Sink, BACKWARD_KEYS, Chunks, FAR, KeyGradientsArgument, KeyHeads,
+    KeyOrderArgument, KeyPartsArgument, Mask as Seen, Missing, SlotsArgument, Visited, VisitedArgument, Window, partial_elements,
 };
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::arrivals::WaitsArgument;
@@ -21,8 +22,10 @@ use super::backward::BackwardElement;
 use super::backward_blocks::{BlockArguments, Blocks, map_mut};
 use super::backward_choice::BackwardKernel;
 use super::backward_deltas::ResultRows;
-use super::config::{AttentionConfig, Layout, Mask};
+use super::config::{AttentionConfig, Layout};
 use super::heads::by_head;
+use super::sequences::BoundSequences;
+use super::sink::differentiate_sink;
 use super::table::{Load, rows};
 use crate::choice::{Entry, Table};
 use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
@@ -47,16 +50,18 @@ pub(crate) struct ArrivingBackwardTensors<'a, T> {
     pub log_sum_exp: DeviceView<'a, f32>,
     /// Of queries, keys and values.
     pub gradients: [HeadsMut<'a, T>; 3],
+    /// The score of each head's sink, if it is learnable.
+    pub sink: Option<DeviceView<'a, f32>>,
     pub places: ArrivingPlaces<'a>,
     pub slots: SlotPlaces,
 }
 
 /// Where gradients of keys lie that ranks give to one another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlotPlaces {
     pub ranks: u64,
-    /// This one.
-    pub rank: u64,
+    /// The ranks that see any key of either chunk of this one are among these.
+    pub readers: [Range<u64>; 2],
     /// Elements from a slot at one rank to that at the next.
     pub step: u64,
 }
@@ -64,14 +69,16 @@ pub(crate) struct SlotPlaces {
 /// The launches of a pass, in the order of the fields.
 #[doc(hidden)]
 pub struct BoundArriving<'a> {
-    /// Computes gradients while keys arrive; the view is of this rank's slots at all ranks. What is called then tells their owners, before gradients of queries are rounded.
+    /// Computes gradients while keys arrive; the first view is of this rank's slots at all ranks, the second one of what its queries give to the gradients of sinks, if there are
+    /// such. What is called then tells the owners of slots, before gradients of queries are rounded.
     pub(crate) multiply: Multiply<'a>,
     /// Adds up what all ranks have stored in the slots here.
     pub(crate) add: Add<'a>,
 }
 
 pub(super) type Multiply<'a> =
-    Box<dyn FnMut(&Stream, WaitsArgument<'_>, DeviceViewMut<'_, f32>, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'a>;
+    Box<dyn FnMut(&Stream, WaitsArgument<'_>, DeviceViewMut<'_, f32>, Sinks<'_>, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'a>;
+type Sinks<'s> = Option<DeviceViewMut<'s, f32>>;
 pub(super) type Add<'a> = Box<dyn FnMut(&Stream, DeviceViewMut<'_, f32>) -> Result<()> + Send + 'a>;
 
 /// Binds tensors to loaded kernels.
@@ -121,6 +128,10 @@ impl AttentionConfig {
             {
                 Ok(decision)
             }
+            // A sink has its gradient by another kernel. Blocks of 96 queries, as with caps of small heads, do not divide chunks.
+            BackwardKernel::General { size, capped } if [self.head_size, self.value_size()] == [size; 2] && !(capped && size == 64) => {
+                Ok(if capped { choice.decision } else { BackwardKernel::Dense { head_size: size, masked: true } })
+            }
             _ => Err(format!("no kernel of gradients that waits for keys has what is asked for: {}", choice.why)),
         }
     }
@@ -145,8 +156,13 @@ impl<T: ArrivingGradients> ArrivingBackward<T> {
     }
 }
 
-type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool> =
-    (Loaded<Main<T, D, QUERIES, SPAN, MASKED>>, Loaded<Prepare<T, D>>, Loaded<Reduce<T, D>>, Loaded<Convert<T, D, QUERIES, SPAN>>);
+type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool, const CAPPED: bool> = (
+    Loaded<Main<T, D, QUERIES, SPAN, MASKED, CAPPED>>,
+    Loaded<Prepare<T, D>>,
+    Loaded<Reduce<T, D>>,
+    Loaded<Convert<T, D, QUERIES, SPAN>>,
+    Loaded<Sink>,
+);
 
 fn load_with<K, T>(
     runtime: &Runtime,
@@ -160,19 +176,51 @@ where
     Ok(Box::new(move |binding| bind(Arc::clone(&kernels), binding)))
 }
 
-/// Which keys the queries of both chunks see, and the blocks of queries between them.
-fn seen(config: &AttentionConfig, [first, second]: [u64; 2], chunk: u64, block: u64) -> (Seen, Missing) {
-    let [first, second, chunk, block] = [first, second, chunk, block].map(|size| size as u32);
-    if config.mask == Mask::Full {
-        return (Seen::full(2 * chunk, config.keys as u32), Missing { begin: u32::MAX, count: 0 });
-    }
-    let last = (first * chunk) as i32;
-    let mask = Seen { queries: (second - first + 1) * chunk, keys: (second + 1) * chunk, first: -FAR, last };
-    (mask, Missing { begin: chunk / block, count: (second - first - 1) * chunk / block })
+/// What the queries of a rank see.
+struct Sight {
+    mask: Seen,
+    /// The blocks of queries between its chunks.
+    missing: Missing,
+    /// The blocks of keys.
+    visited: Visited,
 }
 
-fn bind<'a, T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool>(
-    kernels: Arc<Kernels<T, D, QUERIES, SPAN, MASKED>>,
+impl Sight {
+    /// Of the chunks of so many rows, in blocks of so many queries.
+    fn new(config: &AttentionConfig, chunks: [u64; 2], chunk: u64, block: u64) -> Self {
+        const NONE: Missing = Missing { begin: u32::MAX, count: 0 };
+        let ([first, second], key_block) = (chunks, BACKWARD_KEYS as u64);
+        let Window { left, right, top_left } = config.seen();
+        let [left, right] = [left, if top_left { right.min(0) } else { right }];
+        if [left, right] == [FAR; 2] {
+            let visited = Visited { first: 0, count: (config.keys / key_block) as u32, hidden: NONE };
+            return Self { mask: Seen::full(2 * chunk as u32, config.keys as u32), missing: NONE, visited };
+        }
+        let bounds = |number: u64| {
+            let end = ((number + 1) * chunk + right as u64).min(config.keys);
+            [(number * chunk).saturating_sub(left as u64) / key_block, end.div_ceil(key_block)]
+        };
+        let [[begin, of_first], [of_second, end]] = chunks.map(bounds);
+        // Blocks between what the two chunks see.
+        let hidden = of_second.saturating_sub(of_first);
+        let between = if hidden == 0 { NONE } else { Missing { begin: of_first as u32, count: hidden as u32 } };
+        let place = (first * chunk) as i32;
+        let mask = Seen {
+            queries: ((second - first + 1) * chunk) as u32,
+            keys: (end * key_block) as u32,
+            first: (place - left).max(-FAR),
+            last: (place + right).min(FAR),
+        };
+        Self {
+            mask,
+            missing: Missing { begin: (chunk / block) as u32, count: ((second - first - 1) * chunk / block) as u32 },
+            visited: Visited { first: begin as u32, count: (end - begin - hidden) as u32, hidden: between },
+        }
+    }
+}
+
+fn bind<'a, T, const D: usize, const QUERIES: usize, const SPAN: usize, const MASKED: bool, const CAPPED: bool>(
+    kernels: Arc<Kernels<T, D, QUERIES, SPAN, MASKED, CAPPED>>,
     Binding { stream, config, tensors }: Binding<'_, 'a, T>,
 ) -> Result<BoundArriving<'a>>
 where
@@ -181,11 +229,12 @@ where
     Columns<QUERIES>: MatrixColumns,
     Columns<SPAN>: MatrixColumns,
     Prepare<T, D>: Kernel,
-    Main<T, D, QUERIES, SPAN, MASKED>: Kernel,
+    Main<T, D, QUERIES, SPAN, MASKED, CAPPED>: Kernel,
     Reduce<T, D>: Kernel,
     Convert<T, D, QUERIES, SPAN>: Kernel,
 {
-    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, places, slots } = tensors;
+    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, sink, places, slots } =
+        tensors;
     let ArrivingPlaces::Chunks(arriving) = places else {
         return Err(Error::Invalid { what: "ContextParallel, fused", why: "kernels of dense tensors have packed sequences".to_owned() });
     };
@@ -211,19 +260,19 @@ where
     for (k, v) in [(k_first, v_first), (k_second, v_second)] {
         halves.push((map_mut(&mut uploads, stream, k, by_head)?, map_mut(&mut uploads, stream, v, by_head)?));
     }
+    let sequences = BoundSequences::new(&mut uploads, &of_rank, None, [rows; 2]);
     uploads.copy(stream)?;
-    let (mask, missing) = seen(&config, own, chunk, QUERIES as u64);
+    let Sight { mask, missing, visited } = Sight::new(&config, own, chunk, QUERIES as u64);
     let section = config.section_of_keys(size_of::<T>() as u64, true);
-    let (scale, scale_log2) = (config.scale() as f32, config.scale_log2());
+    let (scale, scores) = (config.scale() as f32, config.scores());
     let (of_chunk, all_heads, of_slot) =
         (chunk / BACKWARD_KEYS as u64, batches * key_heads, slot_elements(batches * key_heads, rows, D as u64));
-    // Of the second chunk the ranks after its owner see nothing, if there is a mask.
-    let parts = [slots.ranks, if config.mask == Mask::Full { slots.ranks } else { slots.rank + 1 }];
+    let SlotPlaces { ranks, readers, step } = slots;
     let [batches, heads, key_heads] = [batches, heads, key_heads].map(|size| size as u32);
     let tile_heads = KeyHeads { batches, heads: key_heads, group: heads / key_heads, splits: 1, step: 0 };
     let multiply_kernels = Arc::clone(&kernels);
-    let multiply: Multiply<'a> = Box::new(move |stream, waits, values, given| {
-        let (main, prepare, _, convert) = &*multiply_kernels;
+    let multiply: Multiply<'a> = Box::new(move |stream, waits, values, grad_sink, given| {
+        let (main, prepare, _, convert, of_sink) = &*multiply_kernels;
         let ResultRows { out, grad_out, heads: of_row, rows: count, .. } = result;
         let statistics = blocks.statistics();
         prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: of_row, rows: count })?;
@@ -231,7 +280,7 @@ where
         let waits = WaitsArgument { lines, first: first_line, patience };
         let BlockArguments { tensors, sums, counter, .. } = blocks.arguments();
         let [first, second] = own.map(|chunk| chunk as u32);
-        let (chunk, step, ranks) = (chunk as u32, slots.step, slots.ranks as u32);
+        let (chunk, ranks) = (chunk as u32, ranks as u32);
         let problem = ArrivingRowsArgument {
             tensors,
             own_k: own_k.view(),
@@ -241,23 +290,27 @@ where
             heads: tile_heads,
             mask,
             missing,
+            visited: VisitedArgument { first: visited.first, count: visited.count, hidden: visited.hidden },
             arriving: ArrivingKeysArgument { chunk, padded: chunk, first, second, section: first_section, flags, waits, own_apart },
             order: KeyOrderArgument { counter, section, ordered: true },
-            scale: scale_log2,
+            scores,
+            grad_scale: scale,
         };
         main.launch(stream, MainArgs { problem })?;
         given()?;
-        let BlockArguments { sums, .. } = blocks.arguments();
-        convert.launch(stream, ConvertArgs { sums, grad_q: grad_q.view_mut(), heads, scale })
+        let BlockArguments { sums, tensors, .. } = blocks.arguments();
+        convert.launch(stream, ConvertArgs { sums, grad_q: grad_q.view_mut(), heads, scale })?;
+        // Blocks of queries are whole here, so that rows of their statistics are those of the log-sum-exp.
+        differentiate_sink(of_sink, stream, &sequences, [log_sum_exp, tensors.deltas], sink, &mut { grad_sink })
     });
     let add: Add<'a> = Box::new(move |stream, mut values| {
-        let (_, _, reduce, _) = &*kernels;
-        for ((at, (k, v)), splits) in (0..).zip(&mut halves).zip(parts) {
+        let (_, _, reduce, ..) = &*kernels;
+        for ((at, (k, v)), of_half) in (0..).zip(&mut halves).zip(&readers) {
             let half = at * of_slot / 2;
-            let end = half + (splits - 1) * of_slot + of_slot / 2;
+            let [first, last] = [of_half.start, of_half.end - 1].map(|rank| half + rank * of_slot);
             let parts = KeyPartsArgument {
-                values: values.slice_mut(half, end),
-                splits: splits as u32,
+                values: values.slice_mut(first, last + of_slot / 2),
+                splits: (of_half.end - of_half.start) as u32,
                 heads: all_heads as u32,
                 key_blocks: of_chunk as u32,
                 split_step: (2 * all_heads * of_chunk) as u32,
@@ -275,9 +328,10 @@ macro_rules! elements {
     ($($t:ident)*) => { $(
         impl ArrivingGradients for $t {
             const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<$t>> = &[rows! { BackwardKernel:
-                [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true>: bind::<$t, 64, 128, 64, true>;
-                [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true>: bind::<$t, 128, 64, 64, true>;
-                [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false>: bind::<$t, 128, 80, 80, false>;
+                [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true, false>: bind::<$t, 64, 128, 64, true, false>;
+                [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true, false>: bind::<$t, 128, 64, 64, true, false>;
+                [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false, false>: bind::<$t, 128, 80, 80, false, false>;
+                [General { size: 128, capped: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true, true>: bind::<$t, 128, 64, 64, true, true>;
                 [General { size: 64, capped: false }] [128, BACKWARD_KEYS] Packed<$t, 64, 128, 64>: packed::bind::<$t, 64, 128, 64>;
                 [General { size: 128, capped: false }] [64, BACKWARD_KEYS] Packed<$t, 128, 64, 64>: packed::bind::<$t, 128, 64, 64>;
             }];

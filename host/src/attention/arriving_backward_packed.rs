@@ -78,7 +78,7 @@ where
     Convert<T, D, QUERIES, SPAN>: Kernel,
     Reduce<T, D>: Kernel,
 {
-    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, places, slots } = tensors;
+    let ArrivingBackwardTensors { own: [q, own_k, own_v], gathered: [k, v], results, log_sum_exp, gradients, places, slots, .. } = tensors;
     let ArrivingPlaces::Sequences(places) = places else {
         return Err(Error::Invalid { what: "ContextParallel, fused", why: "kernels of packed sequences have chunks of one".to_owned() });
     };
@@ -112,7 +112,7 @@ where
         (HeadCounts { batches: pieces, heads, group, step: 0 }, KeyHeads { batches, heads: key_heads, group, splits: 1, step: 0 });
     let (ranks, SlotPlaces { step, .. }) = (places.ranks as u32, slots);
     let adding = Arc::clone(&kernels);
-    let multiply: Multiply<'a> = Box::new(move |stream, waits, values, given| {
+    let multiply: Multiply<'a> = Box::new(move |stream, waits, values, _, given| {
         let Kernels { arrange, main, pad, convert, .. } = &*kernels;
         let queries = QueryStatisticsArgument { log_sum_exp, deltas: deltas.run(stream)?, rows: 0 };
         // Offsets of keys are those of all ranks.

@@ -62,7 +62,7 @@ where
     Columns<KEYS>: MatrixColumns,
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
-    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, places } = tensors;
+    let ArrivingTensors { q, own: [own_k, own_v], gathered: [k, v], out, mut log_sum_exp, places, .. } = tensors;
     let ArrivingPlaces::Sequences(places) = places else {
         return Err(Error::Invalid { what: "ContextParallel, fused", why: "a kernel of packed sequences has chunks of one".to_owned() });
     };

@@ -26,7 +26,7 @@ macro_rules! tuples {
     )* };
 }
 
-tuples! { A B; A B C; A B C D; A B C D E F G; }
+tuples! { A B; A B C; A B C D; A B C D E; A B C D E F G; }
 
 /// Rows of a table: the decision, the queries and keys of a step, the main kernel, and the function that binds tensors to the kernels it takes.
 macro_rules! rows {

@@ -9,7 +9,7 @@ use super::launches::{Launch, owner_of};
 
 use super::memory::{Scratch, bytes, bytes_mut, copy, zero};
 use super::mover::{Both, BothMut};
-use crate::attention::{BackwardInputs, BackwardStep, GradientTarget, Gradients, Inputs, Sink};
+use crate::attention::{AttentionConfig, BackwardInputs, BackwardStep, GradientTarget, Gradients, Inputs, Sink};
 use crate::comm::Rank;
 use crate::runtime::{Bound, Error, Result, Stream};
 use crate::symmetric::Rows;
@@ -67,13 +67,7 @@ impl<T: ContextElement> Core<'_, T> {
             };
             tensors.push(self.local.rows_mut(what, tensor, whole)?);
         }
-        if let Some(sink) = &sink {
-            if self.config.attention.sink != Sink::Learnable {
-                let why = format!("the configuration's sink is {:?}, which has none: leave it out", self.config.attention.sink);
-                return Err(Error::Invalid { what: "ContextParallel, gradients of sink", why });
-            }
-            Error::check_length("ContextParallel, gradients of sink", self.config.attention.heads, sink.len())?;
-        }
+        check_grad_sink(&self.config.attention, sink.as_ref())?;
         let layouts = [0, 1, 2].map(|i| tensors[i].layout());
         let mut views = tensors.into_iter().map(HeadsMut::into_view);
         let mut next = || views.next().unwrap_or_else(|| unreachable!("three were pushed"));
@@ -256,5 +250,17 @@ impl<T: ContextElement> Core<'_, T> {
             Some(target) => own.sum.run(stream, all, (all.len() / heads.max(1)) as u32, heads, target),
             None => Ok(()),
         })
+    }
+}
+
+/// Learnable sinks alone have gradients.
+pub(super) fn check_grad_sink(config: &AttentionConfig, given: Option<&DeviceViewMut<'_, f32>>) -> Result<()> {
+    match given {
+        Some(_) if config.sink != Sink::Learnable => {
+            let why = format!("the configuration's sink is {:?}, which has none: leave it out", config.sink);
+            Err(Error::Invalid { what: "ContextParallel, gradients of sink", why })
+        }
+        Some(sink) => Error::check_length("ContextParallel, gradients of sink", config.heads, sink.len()),
+        None => Ok(()),
     }
 }

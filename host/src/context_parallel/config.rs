@@ -78,7 +78,7 @@ const OF_PULL: u128 = 4;
 const OF_GROUP: u128 = 11;
 const OF_ALL_HEADS: u128 = 3;
 /// And [`Schedule::Fused`].
-const OF_FUSED: u128 = 3;
+const OF_FUSED: u128 = 4;
 
 /// Elements of a tensor of all ranks, at most: sums of several such tensors' bytes fit 64 bits.
 const MOST_ELEMENTS: u128 = 1 << 48;
@@ -146,7 +146,9 @@ impl ContextParallelConfig {
                 let chunks = u128::from(2 * if self.is_packed() && self.has_slots() { self.attention.batches } else { 0 });
                 // Of packed sequences each chunk has blocks of its own there.
                 let padding = product(&[u128::from(KEYS), chunks, ranks, key_heads, head_size + value, 4]);
-                (product(&[key_rows, ranks, key_heads, head_size + value, element_bytes + 4]).saturating_add(padding), OF_FUSED)
+                let numbers = if self.has_numbers() { product(&[4, ranks, heads]) } else { 0 };
+                let keys = product(&[key_rows, ranks, key_heads, head_size + value, element_bytes + 4]);
+                (keys.saturating_add(padding).saturating_add(numbers), OF_FUSED)
             }
             _ => return 0,
         };

@@ -7,22 +7,24 @@
 //! | FREE | a rank, at each other one | its kernel has read all keys: the next pass may put there |
 //! | GIVEN | a rank, at each other one | its gradients of that one's keys are in its slot there |
 //!
-//! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a causal mask hides is not sent: of two ranks, the one with the lower
-//! number alone reads the second chunk of the other. Of packed sequences the device alone knows where chunks lie: all keys of a rank are put as they lie there, at those of the
-//! ranks before, and the kernel finds them.
+//! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a mask or a window hides is not sent ([`Pieces`]): under a causal mask, of two
+//! ranks, the one with the lower number alone reads the second chunk of the other. Ranks that read nothing of each other have no flags for each other. Of packed sequences the device alone
+//! knows where chunks lie: all keys of a rank are put as they lie there, at those of the ranks before, and the kernel finds them.
 //!
 //! Slots need no flag that says that they were read: a rank stores in another one's only when keys of that one have arrived, which puts them after it has read its slots.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::arrays::Arrays;
 use super::config::ContextParallelConfig;
 use super::core::check_captures;
 use super::element::ContextElement;
+use super::forward::{check_max_logit, check_sink};
 use super::fused_gradients::FusedGradients;
 use super::local::Local;
 use super::memory::{Scratch, note};
+use super::numbers::Numbers;
+use super::pieces::Pieces;
 use super::plan::Direction;
 use super::sections::{KEYS, Sections};
 use crate::attention::{
@@ -31,7 +33,8 @@ use crate::attention::{
 use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream};
-use crate::symmetric::{Arena, Flags, Pitched, Rows, SymmetricBuffer};
+use crate::sum_parts::LargestPart;
+use crate::symmetric::{Arena, Flags, Rows, SymmetricBuffer};
 use crate::tensor::Heads;
 use crate::thd::{Packed, Partition, Share, StepKeys};
 use oxtile_kernels::attention::{MOST_KEY_BLOCKS, PRESENT};
@@ -51,6 +54,12 @@ pub(super) struct Fused<T: ContextElement> {
     pub(super) gradients: Option<FusedGradients<T>>,
     /// Where packed sequences lie.
     arrays: Option<Arrays>,
+    /// Who reads what of whom.
+    pub(super) pieces: Pieces,
+    /// Numbers of heads that all ranks have a share in, if there are any.
+    pub(super) numbers: Option<Numbers<'static>>,
+    /// The larger of numbers.
+    largest: LargestPart,
     /// Keys and values of all ranks, in the order of tokens, or of packed sequences of one rank after another. Locked while a pass is enqueued.
     pub(super) gathered: Mutex<[SymmetricBuffer<T>; 2]>,
     /// The same memory, as kernels of this rank read it.
@@ -131,10 +140,35 @@ impl<T: ContextElement> Fused<T> {
         let table: Vec<u32> =
             (0..sections.count()).flat_map(|section| (0..chunks).map(move |chunk| (section, chunk))).map(|(s, c)| flag(s, c)).collect();
         let table = Buffer::from_slice(stream, &table)?;
-        let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &config, share)?) } else { None };
+        let pieces = Pieces::new(config, share, kernel.block());
+        let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &pieces, &config, share)?) } else { None };
+        let numbers = match config.has_numbers() {
+            true => Some(Numbers::by_puts(stream, arena, member, attention.heads)?),
+            false => None,
+        };
+        let largest = LargestPart::new(&stream.device().runtime())?;
         let (arena, member, out) = (arena.clone(), member.clone(), stream.device().urgent_stream()?);
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
-        Ok(Self { config, local, arena, member, kernel, gradients, arrays, gathered, places, sections, ready, free, table, out, is_open })
+        Ok(Self {
+            config,
+            local,
+            arena,
+            member,
+            kernel,
+            gradients,
+            arrays,
+            pieces,
+            numbers,
+            largest,
+            gathered,
+            places,
+            sections,
+            ready,
+            free,
+            table,
+            out,
+            is_open,
+        })
     }
 
     /// Says where the packed sequences of a batch lie, in stream order.
@@ -146,17 +180,18 @@ impl<T: ContextElement> Fused<T> {
     pub fn open(&self, stream: &Stream) -> Result<()> {
         let mut is_open = lock(&self.is_open);
         if !*is_open {
-            self.member.others_in_world().try_for_each(|other| self.free.open(stream, 0, other))?;
+            self.owners().try_for_each(|owner| self.free.open(stream, 0, owner))?;
             *is_open = true;
         }
-        Ok(())
+        self.numbers.iter().try_for_each(|numbers| numbers.open(stream))
     }
 
     /// Before the first pass: fills the keys of other ranks with NaN, in stream order. Later ones may have put those of the next pass already; what was read is
     /// [discarded](SymmetricBuffer::discard) after each pass.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
         // Slots are written only after keys have arrived.
-        self.gradients.iter().try_for_each(|gradients| gradients.spoil(stream))?;
+        self.gradients.iter().try_for_each(|gradients| gradients.spoil(stream, &self.pieces))?;
+        self.numbers.iter().try_for_each(|numbers| numbers.spoil(stream))?;
         let is_open = lock(&self.is_open);
         if *is_open { Ok(()) } else { self.places.iter().try_for_each(|place| place.spoil(stream)) }
     }
@@ -176,7 +211,7 @@ impl<T: ContextElement> Fused<T> {
     /// Bytes of keys and values of all ranks, and of the slots.
     pub fn memory(&self, passes: &[Direction]) -> u64 {
         let slots = self.gradients.as_ref().filter(|_| passes.contains(&Direction::Backward)).map_or(0, FusedGradients::bytes);
-        self.key_bytes() + slots
+        self.key_bytes() + slots + self.numbers.as_ref().map_or(0, Numbers::bytes)
     }
 
     fn key_bytes(&self) -> u64 {
@@ -187,19 +222,15 @@ impl<T: ContextElement> Fused<T> {
     pub fn received(&self, direction: Direction) -> u64 {
         let Share { rank, world, .. } = self.local.share;
         let others = || world.ranks().filter(|other| *other != rank);
-        let pieces = u64::from(world.get()) * self.pieces_of(rank).len() as u64;
+        let pieces = u64::from(world.get()) * self.pieces.of(rank).len() as u64;
         let count = |some: usize| self.key_bytes() / pieces * some as u64;
-        let keys = count(others().map(|owner| self.seen(owner, rank).count()).sum());
+        let keys = count(others().map(|owner| self.pieces.seen(owner, rank).count()).sum());
         match direction {
             Direction::Forward => keys,
-            Direction::Backward => keys + count(others().map(|reader| self.seen(rank, reader).count()).sum()) * 4 / size_of::<T>() as u64,
+            Direction::Backward => {
+                keys + count(others().map(|reader| self.pieces.seen(rank, reader).count()).sum()) * 4 / size_of::<T>() as u64
+            }
         }
-    }
-
-    /// Rows of a piece of keys: of a chunk or, of packed sequences, of all of a rank's keys.
-    fn piece(&self) -> u64 {
-        let world = self.local.share.world;
-        self.config.attention.keys / if self.config.is_packed() { world.get().into() } else { self.config.partition.chunks(world) }
     }
 
     /// What arrives.
@@ -213,11 +244,11 @@ impl<T: ContextElement> Fused<T> {
     /// The chunks of this rank and the flags of the others', of dense tensors.
     fn arriving(&self) -> ArrivingChunks<'_> {
         ArrivingChunks {
-            rows: self.piece(),
-            own: self.chunks_of(self.local.share.rank).map(|(_, number)| number),
+            rows: self.pieces.rows(),
+            own: self.pieces.chunks_of(self.local.share.rank).map(|(_, number)| number),
             section: self.sections.first,
             flags: self.table.view(),
-            own_apart: self.own_apart(),
+            own_apart: self.pieces.own_apart,
         }
     }
 
@@ -249,56 +280,15 @@ impl<T: ContextElement> Fused<T> {
         Ok([natural(0)?, natural(1)?])
     }
 
-    /// Whether own keys are read where the caller has them: no block of keys has some of another chunk.
-    fn own_apart(&self) -> bool {
-        self.config.is_packed() || self.piece().is_multiple_of(self.kernel.block())
-    }
-
-    /// The chunks of a rank: which of its own, and the number in the sequence.
-    fn chunks_of(&self, rank: Rank) -> [(u64, u64); 2] {
-        let (last, rank) = (self.config.partition.chunks(self.local.share.world) - 1, u64::from(rank.index()));
-        [(0, rank), (1, last - rank)]
-    }
-
-    /// The pieces of a rank's keys: where each is among its own, and among those of all ranks.
-    fn pieces_of(&self, rank: Rank) -> Vec<(u64, u64)> {
-        if self.config.is_packed() { vec![(0, rank.index().into())] } else { self.chunks_of(rank).into() }
-    }
-
-    /// The pieces of an owner that a reader loads: of dense tensors those of which it sees any, or all, where a block of keys has some of several chunks. What is masked is multiplied by zero there.
-    fn seen(&self, owner: Rank, reader: Rank) -> impl Iterator<Item = (u64, u64)> + use<T> {
-        let [_, (_, last)] = self.chunks_of(reader);
-        let all = self.config.is_packed() || !self.config.is_causal() || !self.own_apart();
-        self.pieces_of(owner).into_iter().filter(move |(_, chunk)| all || *chunk < last)
-    }
-
-    /// Rows of a tensor of this rank's keys or values, and their places among those of all ranks.
-    fn rows(&self, tensor: &Heads<'_, T>, (half, number): (u64, u64), heads: Range<u64>) -> Vec<Rows> {
-        let ([_, _, of_row, size], [_, row, head]) = (tensor.shape(), tensor.strides());
-        let AttentionConfig { layout, batches, keys, .. } = self.config.attention;
-        let batches = if layout == Layout::Bshd { batches } else { 1 };
-        let (chunk, pitch) = (self.piece(), of_row * size);
-        let of_batch = |batch: u64| {
-            // Heads of the section that are of this batch.
-            let [begin, end] = [heads.start, heads.end].map(|at| at.saturating_sub(batch * of_row).min(of_row));
-            let together = if head == size { (end - begin).max(1) } else { 1 };
-            (begin..end).step_by(together as usize).map(move |first| Rows {
-                count: chunk,
-                width: together * size,
-                from: Pitched { start: (2 * batch + half) * chunk * row + first * head, pitch: row },
-                to: Pitched { start: (batch * keys + number * chunk) * pitch + first * size, pitch },
-            })
-        };
-        (0..batches).flat_map(of_batch).collect()
-    }
-
     /// Binds tensors of this rank, of the layout and the rows that the configuration says.
     pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<Bound<'a>> {
-        let (local, Inputs { q, k, v, .. }) = (&self.local, inputs);
+        let (local, Inputs { q, k, v, sink, .. }) = (&self.local, inputs);
         let [of_q, of_k, of_v] = local.given.whole_inputs();
         let q = local.rows("ContextParallel, q", q, of_q)?;
         let own = [local.rows("ContextParallel, k", k, of_k)?, local.rows("ContextParallel, v", v, of_v)?];
-        let Outputs { out, log_sum_exp, .. } = outputs;
+        check_sink(&local.given, sink)?;
+        let Outputs { out, log_sum_exp, mut max_logit } = outputs;
+        check_max_logit(&local.given, max_logit.as_ref())?;
         let Target::Rounded(out) = out else {
             let why = "ranks merge their results themselves: give Outputs::new".to_owned();
             return Err(Error::Invalid { what: "ContextParallel, out", why });
@@ -308,8 +298,19 @@ impl<T: ContextElement> Fused<T> {
         // Batches of sbhd are heads here, those of packed sequences rows.
         let AttentionConfig { layout, batches, .. } = self.config.attention;
         let gathered = self.all(&own, if layout == Layout::Bshd { batches } else { 1 })?;
-        let mut kernel = self.kernel.bind(stream, ArrivingTensors { q, own, gathered, out, log_sum_exp, places: self.places() })?;
-        Ok(Bound::new(move |stream| self.pass(stream, |gathered| self.exchange(stream, gathered, own, |waits| kernel(stream, waits)))))
+        let of_rank = self.numbers.as_ref().filter(|_| max_logit.is_some()).map(|numbers| numbers.own.lend());
+        let tensors = ArrivingTensors { q, own, gathered, out, log_sum_exp, sink, max_logit: of_rank, places: self.places() };
+        let mut kernel = self.kernel.bind(stream, tensors)?;
+        Ok(Bound::new(move |stream| {
+            self.pass(stream, |gathered| {
+                self.exchange(stream, gathered, own, |waits| kernel(stream, waits))?;
+                let (Some(max_logit), Some(numbers)) = (&mut max_logit, &self.numbers) else { return Ok(()) };
+                let Share { world, .. } = self.local.share;
+                numbers.together(stream, self.local.share, |all| {
+                    self.largest.run(stream, all, world.get(), self.config.attention.heads, max_logit.reborrow())
+                })
+            })
+        }))
     }
 }
 
@@ -342,7 +343,7 @@ impl<T: ContextElement> Fused<T> {
     ) -> Result<()> {
         // After the caller's work so far, also on memory whose uses the runtime does not know.
         self.out.wait(&stream.mark()?)?;
-        if !self.own_apart() {
+        if !self.pieces.own_apart {
             self.keep(stream, own)?;
         }
         // Before the launch that waits for what others put: queues of the device may be shared.
@@ -353,8 +354,8 @@ impl<T: ContextElement> Fused<T> {
         stream.wait(&self.out.mark()?)?;
         let mut batch = self.arena.batch(stream);
         for (flag, from) in flags {
-            // The lengths of packed sequences decide whether the kernel has waited for it: if not, it may not be set yet.
-            batch = if self.config.is_packed() { batch.wait_flag(&self.ready, flag, from)? } else { batch };
+            // A flag that the kernel has not waited for may not be set yet.
+            batch = if self.pieces.may_skip() { batch.wait_flag(&self.ready, flag, from)? } else { batch };
             batch = batch.clear(&self.ready, flag, from)?;
         }
         batch.enqueue()?;
@@ -362,15 +363,19 @@ impl<T: ContextElement> Fused<T> {
             gathered.iter_mut().try_for_each(|all| all.discard(stream, 0..all.len()))?;
         }
         let batch = self.arena.batch(stream);
-        self.member.others_in_world().try_fold(batch, |batch, other| batch.set(&self.free, 0, other))?.enqueue()
+        self.owners().try_fold(batch, |batch, owner| batch.set(&self.free, 0, owner))?.enqueue()
     }
 
     /// Copies own keys among those of all ranks.
     fn keep(&self, stream: &Stream, own: [Heads<'_, T>; 2]) -> Result<()> {
         let Share { rank, .. } = self.local.share;
         for (tensor, place) in own.iter().zip(&self.places) {
-            let rows: Vec<_> =
-                self.pieces_of(rank).into_iter().flat_map(|chunk| self.rows(tensor, chunk, 0..self.sections.heads.into())).collect();
+            let rows: Vec<_> = self
+                .pieces
+                .of(rank)
+                .into_iter()
+                .flat_map(|piece| self.pieces.copies(tensor, piece, 0..self.sections.heads.into()))
+                .collect();
             Rows::copy_all(stream, WHAT, tensor.view(), place.lend(), &rows)?;
         }
         Ok(())
@@ -379,14 +384,18 @@ impl<T: ContextElement> Fused<T> {
     /// Puts own keys at the others, a section at all of them before the next one, and sets its flag.
     fn put(&self, gathered: &[SymmetricBuffer<T>; 2], own: [Heads<'_, T>; 2]) -> Result<()> {
         let Share { rank: me, world, .. } = self.local.share;
-        let turns = || (1..world.get()).filter_map(move |step| Rank::new((me.index() + world.get() - step) % world.get(), world));
+        let turns = || {
+            let ranks = (1..world.get()).filter_map(move |step| Rank::new((me.index() + world.get() - step) % world.get(), world));
+            ranks.filter(|reader| self.pieces.reads(*reader, me))
+        };
         for (section, to) in (0..self.sections.count()).flat_map(|section| turns().map(move |to| (section, to))) {
             let there = world_rank(&self.member, to);
             if section == 0 {
                 self.arena.batch(&self.out).take_back(&self.free, 0, there)?.enqueue()?;
             }
             for (tensor, all) in own.iter().zip(gathered) {
-                let rows: Vec<_> = self.seen(me, to).flat_map(|chunk| self.rows(tensor, chunk, self.sections.heads(section))).collect();
+                let rows: Vec<_> =
+                    self.pieces.seen(me, to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
                 all.put_rows_each(&self.out, tensor.view(), there, &rows)?;
             }
             self.arena.batch(&self.out).set(&self.ready, section, there)?.enqueue()?;
@@ -394,9 +403,27 @@ impl<T: ContextElement> Fused<T> {
         Ok(())
     }
 
-    /// The flags of all sections of the other ranks.
+    /// The flags of all sections of the ranks whose keys are read.
     pub(super) fn awaited(&self) -> Vec<(u32, Rank)> {
-        (0..self.sections.count()).flat_map(|section| self.member.others_in_world().map(move |from| (section, from))).collect()
+        (0..self.sections.count()).flat_map(|section| self.owners().map(move |from| (section, from))).collect()
+    }
+
+    /// The other ranks whose keys this one reads, by their numbers in the arena.
+    pub(super) fn owners(&self) -> impl Iterator<Item = Rank> {
+        let me = self.local.share.rank;
+        self.others(move |pieces, other| pieces.reads(me, other))
+    }
+
+    /// Those that read the keys of this one.
+    pub(super) fn readers(&self) -> impl Iterator<Item = Rank> {
+        let me = self.local.share.rank;
+        self.others(move |pieces, other| pieces.reads(other, me))
+    }
+
+    fn others(&self, is: impl Fn(&Pieces, Rank) -> bool) -> impl Iterator<Item = Rank> {
+        let Share { rank, world, .. } = self.local.share;
+        let others = world.ranks().filter(move |other| *other != rank && is(&self.pieces, *other));
+        others.map(|other| world_rank(&self.member, other))
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::sync::Mutex;
 
+use super::backward::check_grad_sink;
 use super::config::ContextParallelConfig;
 use super::element::ContextElement;
+use super::forward::check_sink;
 use super::fused::Fused;
-use super::memory::Scratch;
+use super::memory::{Scratch, zero};
+use super::pieces::Pieces;
 use crate::attention::{
     ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, GradientTarget, Gradients, Inputs, SlotPlaces, packed_slot_elements,
     slot_elements,
 };
 use crate::runtime::runtime::lock;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
+use crate::sum_parts::SumParts;
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 use crate::tensor::HeadsMut;
 use crate::thd::Share;
@@ -26,6 +30,8 @@ pub(super) struct FusedGradients<T: ContextElement> {
     /// Elements of a slot.
     slot: u64,
     given: Flags,
+    /// Of gradients of sinks.
+    sum: SumParts<f32, f32>,
 }
 
 /// Elements of a rank's slot.
@@ -39,7 +45,7 @@ pub(super) fn slot_of(config: &ContextParallelConfig, ranks: u64) -> u64 {
 
 impl<T: ContextElement> FusedGradients<T> {
     /// Takes memory of the arena, and loads the kernels.
-    pub fn take(stream: &Stream, arena: &Arena, config: &ContextParallelConfig, share: Share) -> Result<Self> {
+    pub fn take(stream: &Stream, arena: &Arena, pieces: &Pieces, config: &ContextParallelConfig, share: Share) -> Result<Self> {
         let (ranks, attention) = (u64::from(share.world.get()), config.attention);
         let kernel = ArrivingBackward::new(&stream.device().runtime(), attention, attention.keys / config.partition.chunks(share.world))?;
         let slot = slot_of(config, ranks);
@@ -47,7 +53,10 @@ impl<T: ContextElement> FusedGradients<T> {
         // SAFETY: the same elements; the runtime is told of the uses of either as of one.
         let place = Scratch::of(unsafe { Buffer::of(std::sync::Arc::clone(slots.local().memory()), slots.len()) });
         let given = arena.flags("gradients of keys", 1)?;
-        Ok(Self { kernel, slots: Mutex::new(slots), place, slot, given })
+        let sum = SumParts::new(&stream.device().runtime())?;
+        let gradients = Self { kernel, slots: Mutex::new(slots), place, slot, given, sum };
+        gradients.clear(stream, pieces)?;
+        Ok(gradients)
     }
 
     pub fn kernel(&self) -> &'static str {
@@ -59,9 +68,19 @@ impl<T: ContextElement> FusedGradients<T> {
         self.place.bytes()
     }
 
-    /// Fills the slots with NaN, in stream order.
-    pub fn spoil(&self, stream: &Stream) -> Result<()> {
-        self.place.spoil(stream)
+    /// Fills the slots with NaN, in stream order, but for what stays zero.
+    pub fn spoil(&self, stream: &Stream, pieces: &Pieces) -> Result<()> {
+        self.place.spoil(stream)?;
+        self.clear(stream, pieces)
+    }
+
+    /// Zeroes what is added up and no rank writes.
+    fn clear(&self, stream: &Stream, pieces: &Pieces) -> Result<()> {
+        let half = self.slot / 2;
+        pieces.idle().into_iter().try_for_each(|(of, rank)| {
+            let first = u64::from(rank.index()) * self.slot + of * half;
+            zero(stream, self.place.lend_part(first..first + half))
+        })
     }
 }
 
@@ -70,7 +89,8 @@ impl<T: ContextElement> Fused<T> {
     pub fn bind_backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
         let Some(of) = &self.gradients else { unreachable!("a backward pass that is fused has memory for it") };
         let (given, share) = (&self.local.given, self.local.share);
-        let BackwardInputs { forward: Inputs { q, k, v, .. }, out, log_sum_exp, grad_out } = inputs;
+        let BackwardInputs { forward: Inputs { q, k, v, sink, .. }, out, log_sum_exp, grad_out } = inputs;
+        check_sink(given, sink)?;
         let ([of_q, of_k, of_v], of_out) = (given.whole_inputs(), given.whole_result());
         let q = q.shaped("ContextParallel, q", of_q)?;
         let own = [k.shaped("ContextParallel, k", of_k)?, v.shaped("ContextParallel, v", of_v)?];
@@ -78,17 +98,14 @@ impl<T: ContextElement> Fused<T> {
         let rows = [self.local.rows("ContextParallel, k", own[0], of_k)?, self.local.rows("ContextParallel, v", own[1], of_v)?];
         let results = [out.shaped("ContextParallel, out", of_out)?, grad_out.shaped("ContextParallel, grad_out", of_out)?];
         Error::check_length("ContextParallel, log_sum_exp", self.local.packed.queries * self.local.packed.heads, log_sum_exp.len())?;
-        let Gradients { q: grad_q, k: grad_k, v: grad_v, sink } = gradients;
-        if sink.is_some() {
-            let why = "the configuration has no sink: leave its gradient out".to_owned();
-            return Err(Error::Invalid { what: "ContextParallel, gradients of sink", why });
-        }
+        let Gradients { q: grad_q, k: grad_k, v: grad_v, sink: mut grad_sink } = gradients;
+        check_grad_sink(given, grad_sink.as_ref())?;
         let gradients = [
             rounded("ContextParallel, gradients of q", grad_q)?.shaped("ContextParallel, gradients of q", of_q)?,
             rounded("ContextParallel, gradients of k", grad_k)?.shaped("ContextParallel, gradients of k", of_k)?,
             rounded("ContextParallel, gradients of v", grad_v)?.shaped("ContextParallel, gradients of v", of_v)?,
         ];
-        let (ranks, rank) = (u64::from(share.world.get()), u64::from(share.rank.index()));
+        let (ranks, rank, heads) = (u64::from(share.world.get()), u64::from(share.rank.index()), given.heads);
         let step = lock(&of.slots).contiguous()?.stride();
         let tensors = ArrivingBackwardTensors {
             own: [q, own[0], own[1]],
@@ -96,8 +113,9 @@ impl<T: ContextElement> Fused<T> {
             results,
             log_sum_exp,
             gradients,
+            sink,
             places: self.places(),
-            slots: SlotPlaces { ranks, rank, step },
+            slots: SlotPlaces { ranks, readers: self.pieces.readers(), step },
         };
         let mut bound = of.kernel.bind(stream, tensors)?;
         Ok(Bound::new(move |stream| {
@@ -114,16 +132,23 @@ impl<T: ContextElement> Fused<T> {
                         false => batch,
                     };
                     let batch = batch.answered();
-                    self.member.others_in_world().try_fold(batch, |batch, owner| batch.set(&of.given, 0, owner))?.enqueue()
+                    self.owners().try_fold(batch, |batch, owner| batch.set(&of.given, 0, owner))?.enqueue()
                 };
+                let numbers = self.numbers.as_ref().filter(|_| sink.is_some());
                 self.exchange(stream, gathered, rows, |waits| {
                     // SAFETY: the kernel stores in this rank's slots alone, those of the slice.
                     let view = unsafe { mine.view_mut(stream) }?;
-                    (bound.multiply)(stream, waits, view, &tell)
+                    (bound.multiply)(stream, waits, view, numbers.map(|numbers| numbers.own.lend()), &tell)
                 })?;
                 let all = self.arena.batch(stream);
-                self.member.others_in_world().try_fold(all, |batch, from| batch.take_back(&of.given, 0, from))?.enqueue()?;
-                (bound.add)(stream, of.place.lend())
+                self.readers().try_fold(all, |batch, from| batch.take_back(&of.given, 0, from))?.enqueue()?;
+                (bound.add)(stream, of.place.lend())?;
+                // All ranks bring theirs, also where this one's caller does not ask for the sum.
+                let Some(numbers) = numbers else { return Ok(()) };
+                numbers.together(stream, share, |all| match &mut grad_sink {
+                    Some(grad_sink) => of.sum.run(stream, all, ranks as u32, heads, grad_sink.reborrow()),
+                    None => Ok(()),
+                })
             })
         }))
     }

@@ -12,7 +12,8 @@
 //! | `core`, `forward`, `backward` | attention to keys that come from their owners |
 //! | `fp8`, `fp8_gathered`, `fp8_traded` | attention of 8 bits, of gathered codes, or of traded ones |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
-//! | `fused`, `fused_gradients`, `sections` | a pass in one launch, which waits for keys; the heads that arrive together |
+//! | `fused`, `fused_gradients` | a pass in one launch, which waits for keys |
+//! | `pieces`, `sections` | what arrives for it: the chunks that a rank sees; the heads that arrive together |
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
 //! | `lane`, `lane_numbers`, `carrier` | tensors, and numbers, on their way, and by what they travel |
@@ -49,6 +50,7 @@ mod messages;
 mod model;
 mod mover;
 mod numbers;
+mod pieces;
 mod plan;
 mod pull;
 mod sections;

@@ -2,12 +2,13 @@
 
 use super::config::{ContextParallelConfig, Schedule};
 use super::head_group::groups_of;
+use super::pieces::Pieces;
 use super::plan::{Direction, Means};
 use super::sections::{KEYS, Sections};
-use crate::attention::{AttentionConfig, Layout};
-use crate::comm::WorldSize;
+use crate::attention::{AttentionConfig, Layout, Window};
+use crate::comm::{Rank, WorldSize};
 use crate::runtime::{Kind, Stream};
-use crate::thd::Partition;
+use crate::thd::{Partition, Share};
 
 /// What the model knows of devices and links: `bf16` heads of 128 on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host
 /// (docs/performance/context_parallel.md).
@@ -95,7 +96,13 @@ impl ContextParallelConfig {
             elements / ranks * (ranks - 1) * size
         };
         match schedule {
-            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather | Schedule::Fused => steps(ranks, kv),
+            Schedule::Auto | Schedule::Ring | Schedule::Pull | Schedule::Gather => steps(ranks, kv),
+            // Chunks that a window hides do not come.
+            Schedule::Fused if self.window() != Window::default() && ranks > 1 && !self.is_packed() => {
+                let most = world.ranks().map(|reader| self.chunks_read(world, reader)).max().unwrap_or(0);
+                (steps(ranks, kv) as f64 * most as f64 / (self.partition.chunks(world) - 2) as f64) as u64
+            }
+            Schedule::Fused => steps(ranks, kv),
             Schedule::AllToAll => trade(ranks),
             // Each rank has the tokens of its neighbours, with a share of the heads.
             Schedule::Hierarchical { inner } => {
@@ -103,6 +110,21 @@ impl ContextParallelConfig {
                 trade(inner) + steps(ranks / inner, kv / key_heads * key_heads.max(inner))
             }
         }
+    }
+
+    /// Chunks of other ranks that a rank sees, of dense tensors.
+    fn chunks_read(&self, world: WorldSize, reader: Rank) -> usize {
+        let pieces = Pieces::new(*self, Share { world, rank: reader, partition: self.partition }, 1);
+        world.ranks().filter(|owner| *owner != reader).map(|owner| pieces.seen(owner, reader).count()).sum()
+    }
+
+    /// The share of all pairs of a query and a key that are seen, of a sequence of so many tokens.
+    fn seen(&self, tokens: f64) -> f64 {
+        let Window { left, right } = self.window();
+        let right = if self.is_causal() { Some(0) } else { right };
+        // The triangles on either side of the diagonal's band.
+        let hidden = |bound: Option<u64>| bound.map_or(0.0, |bound| (1.0 - bound as f64 / tokens.max(1.0)).max(0.0).powi(2) / 2.0);
+        1.0 - hidden(left) - hidden(right)
     }
 
     /// Whether copies within a device go [around](super::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
@@ -124,12 +146,11 @@ impl ContextParallelConfig {
         let products = head_size + self.attention.value_size();
         // Of packed sequences the lengths are not known here: as if all were equal.
         let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
-        let seen = if self.is_causal() { 0.5 } else { 1.0 };
         let (at, times) = match direction {
             Direction::Forward => (0, 2.0),
             Direction::Backward => (1, 5.0),
         };
-        let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * seen;
+        let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * self.seen(keys as f64);
         pairs * products as f64 * times / f64::from(world.get()) / HOPPER.whole[at]
     }
 
@@ -214,6 +235,7 @@ impl ContextParallelConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::Mask;
 
     /// Bytes of a small case, counted by hand: 4 ranks of 16 tokens, 2 key heads of 8 elements of 2 bytes.
     #[test]
@@ -225,5 +247,38 @@ mod tests {
         assert_eq!(config.received(Schedule::Gather, Direction::Backward, world, 2), 3 * kv * (2 + 4));
         // Three quarters of q, k, v and out, of which a rank has 16 rows of 4 heads.
         assert_eq!(config.received(Schedule::AllToAll, Direction::Forward, world, 2), 4 * 16 * 4 * 8 * 2 * 3 / 4);
+    }
+
+    /// The share that is seen of a sequence, against a count of its pairs.
+    #[test]
+    fn a_window_leaves_its_share() {
+        for (mask, left, right) in [
+            (Mask::Full, None, None),
+            (Mask::CausalBottomRight, None, None),
+            (Mask::CausalBottomRight, Some(100), None),
+            (Mask::Full, Some(300), Some(50)),
+            (Mask::Full, None, Some(2000)),
+        ] {
+            let (tokens, window) = (1000_u64, Window { left, right });
+            let attention = AttentionConfig { queries: tokens, keys: tokens, head_size: 64, mask, window, ..AttentionConfig::default() };
+            let last = |query: u64| if mask == Mask::Full { right.map_or(tokens, |right| query + right) } else { query };
+            let sees = |query: u64, key: u64| left.is_none_or(|left| key + left >= query) && key <= last(query);
+            let pairs = (0..tokens).map(|query| (0..tokens).filter(|key| sees(query, *key)).count()).sum::<usize>();
+            let found = ContextParallelConfig::new(attention).seen(tokens as f64);
+            assert!((found - pairs as f64 / (tokens * tokens) as f64).abs() < 2e-3, "{window:?}: {found}, {pairs} pairs");
+        }
+    }
+
+    /// A causal window of less than a chunk has each chunk read by the ones that follow it alone: a rank sees two chunks of others, and the first and the last rank one.
+    #[test]
+    fn a_window_has_few_chunks_travel() {
+        let (world, window) = (WorldSize::new(4).unwrap(), Window { left: Some(5), right: None });
+        let mask = Mask::CausalBottomRight;
+        let attention = AttentionConfig { queries: 64, keys: 64, heads: 4, key_heads: 4, head_size: 8, mask, ..AttentionConfig::default() };
+        let all = ContextParallelConfig::new(attention);
+        let some = ContextParallelConfig::new(AttentionConfig { window, ..attention });
+        let received = |config: &ContextParallelConfig| config.received(Schedule::Fused, Direction::Forward, world, 2);
+        assert_eq!(received(&some), received(&all) / 6 * 2);
+        assert_eq!(world.ranks().map(|rank| some.chunks_read(world, rank)).collect::<Vec<_>>(), [1, 2, 2, 1]);
     }
 }

@@ -97,6 +97,76 @@ fn both_passes() {
     }
 }
 
+/// Windows that hide chunks, or parts of them, from some ranks or all, on either side; caps, sinks of both kinds and their gradients, largest scores.
+#[test]
+fn options_of_both_passes() {
+    let window = |left, right| Window { left, right };
+    let causal = Mask::CausalBottomRight;
+    let base = AttentionConfig { heads: 2, key_heads: 1, head_size: 128, mask: causal, ..BASE };
+    // In rows of chunks of 128 rows.
+    let windows = [
+        (causal, window(Some(0), None)),
+        (causal, window(Some(127), None)),
+        (causal, window(Some(200), Some(70))),
+        (Mask::Full, window(Some(130), Some(3))),
+        (Mask::Full, window(None, Some(300))),
+        (Mask::Full, window(Some(400), None)),
+    ];
+    let windowed = windows.into_iter().enumerate().flat_map(|(at, (mask, window))| {
+        let (head_size, sink) = if at % 2 == 0 { (64, Sink::Learnable) } else { (128, Sink::None) };
+        [2, 3].map(|ranks| (ranks, AttentionConfig { mask, window, head_size, sink, max_logit: at > 2, ..base }))
+    });
+    let others = [
+        AttentionConfig { soft_cap: Some(1.5), sink: Sink::OffByOne, ..base },
+        AttentionConfig { soft_cap: Some(2.0), window: window(Some(150), None), sink: Sink::Learnable, max_logit: true, ..base },
+        AttentionConfig { sink: Sink::Learnable, max_logit: true, mask: Mask::Full, ..base },
+        AttentionConfig { sink: Sink::Learnable, layout: Layout::Sbhd, batches: 2, max_logit: true, head_size: 64, ..base },
+        AttentionConfig { window: window(Some(40), None), batches: 2, heads: 4, key_heads: 2, head_size: 64, ..base },
+    ];
+    let cases = windowed.chain(others.map(|attention| (2, attention)));
+    let case = |(ranks, attention): (u32, AttentionConfig)| {
+        let rows = 256 * u64::from(ranks);
+        Case::new(ranks, AttentionConfig { queries: rows, keys: rows, ..attention }).by(Schedule::Fused)
+    };
+    all(cases.map(case));
+    if is_long() {
+        all(windows.into_iter().map(|(mask, window)| case((5, AttentionConfig { mask, window, head_size: 64, ..base }))));
+    }
+}
+
+/// Forward alone, of sizes for which there is no backward pass, and chunks that are no whole blocks of keys: a block has keys of chunks that are hidden.
+#[test]
+fn options_of_every_size_of_heads() {
+    let sizes = [(8, None), (64, None), (128, None), (192, Some(128)), (256, None)];
+    let cases = sizes.into_iter().enumerate().flat_map(|(at, (head_size, value_size))| {
+        let window = Window { left: Some(10), right: if at % 2 == 0 { Some(9) } else { None } };
+        let mask = if at % 2 == 0 { Mask::Full } else { Mask::CausalTopLeft };
+        let config = AttentionConfig { head_size, value_size, mask, window, sink: Sink::Learnable, heads: 2, key_heads: 2, ..BASE };
+        let config = AttentionConfig { soft_cap: (at % 2 == 1).then_some(3.0), max_logit: true, ..config };
+        [(2, 36), (3, 60)].map(|(ranks, rows)| Case::new(ranks, AttentionConfig { queries: rows, keys: rows, ..config }).fused())
+    });
+    all(cases);
+}
+
+/// A window, sinks and largest scores: passes in graphs, of layers by turns, by ranks that run ahead; the bits of one device, and the same in every run.
+#[test]
+fn options_in_any_order() {
+    let window = Window { left: Some(150), right: None };
+    let attention = AttentionConfig { queries: 768, keys: 768, heads: 1, window, max_logit: true, ..BASE };
+    let case = Case::new(3, AttentionConfig { key_heads: 1, sink: Sink::Learnable, ..attention }).by(Schedule::Fused);
+    captured(&case).unwrap();
+    two_layers(&case).unwrap();
+    (1..=seeds() / 32).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
+    same_bits(&case, seeds() / 16);
+    assert!(bits_of::<bf16>(&case), "{case:?}");
+    let whole = case.whole();
+    let one = Case { ranks: 1, ..case.clone().by(Schedule::AllToAll) }.results_of(&whole).unwrap();
+    for (rank, found) in case.world().ranks().zip(case.results_of(&whole).unwrap()) {
+        let one = case.of_rank(rank, &one[0]);
+        assert!(found.grad_q == one.grad_q && found.max_logit == one.max_logit, "{case:?}, {rank}");
+    }
+}
+
 /// Both passes in a graph before any call, of two layers by turns, by ranks that run ahead, and in any order of streams: always the same bits.
 #[test]
 fn passes_in_any_order() {
@@ -155,10 +225,12 @@ fn what_is_not_taken_is_refused() {
     };
     let of = |attention| ContextParallelConfig::new(attention).by(Schedule::Fused);
     let forward = |attention| ContextParallelConfig { backward: Schedule::Ring, ..of(attention) };
+    let long = AttentionConfig { layout: Layout::Packed, queries: 512, keys: 512, ..BASE };
     let window = Window { left: Some(5), right: None };
-    refused(of(AttentionConfig { window, ..BASE }), true, ["fused cannot be taken", "window: take pull, gather or all-to-all"]);
-    refused(of(AttentionConfig { sink: Sink::OffByOne, ..BASE }), true, ["fused", "sink"]);
-    refused(of(AttentionConfig { max_logit: true, ..BASE }), true, ["fused", "max_logit"]);
+    refused(of(AttentionConfig { window, ..long }), true, ["fused cannot be taken", "window: take pull, gather or all-to-all"]);
+    refused(of(AttentionConfig { sink: Sink::OffByOne, ..long }), true, ["fused", "sink"]);
+    refused(of(AttentionConfig { max_logit: true, ..long }), true, ["fused", "max_logit"]);
+    refused(of(AttentionConfig { soft_cap: Some(9.0), queries: 512, keys: 512, ..BASE }), true, ["gradients", "soft_cap"]);
     refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "1 sequences in 48 rows"]);
     refused(of(AttentionConfig { mask: Mask::Full, keys: 24, ..BASE }), true, ["fused", "as many of both"]);
     refused(of(AttentionConfig { kernels: Kernels::Portable, ..BASE }), true, ["fused", "Portable"]);

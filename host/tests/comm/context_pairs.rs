@@ -90,9 +90,13 @@ enum By {
     Fused,
     /// Both passes in one launch each.
     BothFused,
+    /// The same of packed sequences, without options.
+    FusedPacked,
+    BothFusedPacked,
 }
 
-const SCHEDULES: [By; 8] = [By::Ring, By::Pull, By::Gather, By::Heads, By::Puts, By::Groups, By::Fused, By::BothFused];
+const SCHEDULES: [By; 10] =
+    [By::Ring, By::Pull, By::Gather, By::Heads, By::Puts, By::Groups, By::Fused, By::BothFused, By::FusedPacked, By::BothFusedPacked];
 const LAYOUTS: [Layout; 3] = [Layout::Bshd, Layout::Sbhd, Layout::Packed];
 const MASKS: [Mask; 3] = [Mask::Full, Mask::CausalTopLeft, Mask::CausalBottomRight];
 /// None, and some that are to sequences of up to 80 rows as those of models are to theirs.
@@ -119,15 +123,21 @@ const CROSS: usize = 2;
 
 /// Whether an operation refuses two values together, of which the first is of the earlier option; or there are other tests of them.
 fn clash(one: Value, (option, value): Value) -> bool {
-    let is_one_launch = |by: By| matches!(by, By::Fused | By::BothFused);
+    let is_packed = |by: By| matches!(by, By::FusedPacked | By::BothFusedPacked);
+    let is_one_launch = |by: By| is_packed(by) || matches!(by, By::Fused | By::BothFused);
+    let are_both = |by: By| matches!(by, By::BothFused | By::BothFusedPacked);
     match (one, option) {
         ((SCHEDULE, by), _) => match (SCHEDULES[by], option) {
             (By::Groups, WORLD) => WORLDS[value] < 4,
-            (By::BothFused, WORLD) => WORLDS[value] > 2,
+            (by, WORLD) => are_both(by) && WORLDS[value] > 2,
             // Chunks are whole blocks of 128 keys, of few heads.
-            (By::BothFused, SEQUENCES) => value == LONGER || value == CROSS,
-            (By::BothFused, GROUP) => GROUPS[value] > 4,
-            (by, PARTITION | WINDOW | SINK | SOFT_CAP | MAX_LOGIT) => is_one_launch(by) && value > 0,
+            (by, SEQUENCES) if are_both(by) => value == LONGER || value == CROSS,
+            (by, GROUP) => are_both(by) && GROUPS[value] > 4,
+            // Caps have heads of 128 there.
+            (By::BothFused, SOFT_CAP) => value > 0,
+            (by, LAYOUT) => is_one_launch(by) && is_packed(by) != (LAYOUTS[value] == Layout::Packed),
+            (by, WINDOW | SINK | SOFT_CAP | MAX_LOGIT) => is_packed(by) && value > 0,
+            (by, PARTITION) => is_one_launch(by) && value > 0,
             (by, HEAD_SIZE) => is_one_launch(by) && HEAD_SIZES[value].0 > 128,
             (by, SEQUENCES) => is_one_launch(by) && value == CROSS,
             _ => false,
@@ -147,7 +157,7 @@ fn case(choice: &[usize]) -> Case {
         By::Heads | By::Puts | By::Groups if !group.is_multiple_of(inner) => inner,
         _ => 1,
     };
-    let unit = 2 * n * if by == By::BothFused { 128 } else { 1 };
+    let unit = 2 * n * if matches!(by, By::BothFused | By::BothFusedPacked) { 128 } else { 1 };
     let long = unit * (20 / n);
     let (lengths, key_lengths) = match choice[SEQUENCES] {
         LONGER => (vec![[long - 3, long], [1, unit], [0, 0], [0, unit], [unit, unit]], None),
@@ -187,8 +197,8 @@ fn case(choice: &[usize]) -> Case {
         By::Heads => case.by(Schedule::AllToAll),
         By::Puts => case.by_puts(),
         By::Groups => case.by(Schedule::Hierarchical { inner: WorldSize::new(2).unwrap() }),
-        By::Fused => case.fused(),
-        By::BothFused => case.by(Schedule::Fused),
+        By::Fused | By::FusedPacked => case.fused(),
+        By::BothFused | By::BothFusedPacked => case.by(Schedule::Fused),
     };
     let partition = [Partition::Zigzag, Partition::Contiguous][choice[PARTITION]];
     Case { config: ContextParallelConfig { partition, ..case.config }, ..case }
@@ -218,9 +228,9 @@ fn cost(choice: &[usize]) -> u64 {
     let AttentionConfig { heads, batches, head_size, .. } = case(choice).config.attention;
     let n = u64::from(WORLDS[choice[WORLD]]);
     let launches = match SCHEDULES[choice[SCHEDULE]] {
-        By::Ring | By::Pull | By::Fused => n * n,
+        By::Ring | By::Pull | By::Fused | By::FusedPacked => n * n,
         By::Groups => n * n / 4,
-        By::Gather | By::BothFused => n,
+        By::Gather | By::BothFused | By::BothFusedPacked => n,
         By::Heads | By::Puts => 1,
     };
     launches * heads * batches * head_size * head_size

@@ -5,7 +5,9 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use oxtile::attention::{Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs};
+use oxtile::attention::{
+    Attention, AttentionBackward, AttentionConfig, BackwardInputs, Gradients, Inputs, Mask, Order, Outputs, Sink, Window as Seen,
+};
 use oxtile::comm::{self, HostRank, Team, WorldSize};
 use oxtile::context_parallel::{ContextElement, ContextParallel, ContextParallelConfig, Schedule, Transport};
 use oxtile::runtime::Kind;
@@ -47,23 +49,43 @@ pub fn cases() -> Vec<Case> {
         bf16 64 64 128 Narrow; bf16 128 128 128 Pair; bf16 192 128 128 Wide; bf16 256 256 80 Wide;
         f16 64 64 128 Narrow; f16 128 128 128 Pair; f16 192 128 128 Wide; f16 256 256 80 Wide;
     }
+    macro_rules! options {
+        ($($t:ident $d:literal $v:literal $keys:literal $roles:ident;)*) => { $(
+            for rank in [0, 1] {
+                let name = format!("attention_arriving::{}::{}x{}::options::rank {rank}", stringify!($t), $d, $v);
+                let job = Job { rank, heads: 2, first: 1 };
+                cases.push(Case::new(name, Size::Small, move |runtime| options::<$t, $d, $v, $keys, $roles>(runtime, job)));
+            }
+        )* };
+    }
+    options! {
+        bf16 64 64 128 Pair; bf16 128 128 128 Wide; bf16 192 128 128 Wide; bf16 256 256 64 Wide;
+        f16 64 64 128 Pair; f16 128 128 128 Wide; f16 192 128 128 Wide; f16 256 256 64 Wide;
+    }
     macro_rules! gradients {
         ($($t:ident $d:literal;)*) => { $(
             for (name, mask) in [("full", Mask::Full), ("causal", Mask::CausalBottomRight)] {
                 let of = format!("attention_arriving::gradients::{}::{}::{name}", stringify!($t), $d);
-                cases.push(Case::new(of, Size::Small, move |runtime| gradients::<$t>(runtime, $d, mask)));
+                cases.push(Case::new(of, Size::Small, move |runtime| gradients::<$t>(runtime, $d, mask, None)));
             }
         )* };
     }
     gradients! { bf16 64; bf16 128; f16 64; f16 128; }
+    macro_rules! capped {
+        ($($t:ident)*) => { $(
+            let of = format!("attention_arriving::gradients::{}::128::capped", stringify!($t));
+            cases.push(Case::new(of, Size::Small, |runtime| gradients::<$t>(runtime, 128, Mask::CausalBottomRight, Some(3.0))));
+        )* };
+    }
+    capped! { bf16 f16 }
     cases
 }
 
 /// A rank alone, whose keys are all its own, by the kernels that would wait for others: gradients with the bits of one device.
-fn gradients<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mask: Mask) -> Outcome {
+fn gradients<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mask: Mask, soft_cap: Option<f32>) -> Outcome {
     let (rows, heads) = (2 * CHUNK, if head_size == 64 { 2 } else { 1 });
     let attention = AttentionConfig { queries: rows, keys: rows, heads, key_heads: heads, head_size, mask, ..AttentionConfig::default() };
-    let attention = AttentionConfig { key_parts: Some(1), ..attention };
+    let attention = AttentionConfig { key_parts: Some(1), soft_cap, ..attention };
     let config = ContextParallelConfig::new(attention).by(Schedule::Fused);
     let mut random = Random::new(head_size);
     let mut values = || -> Vec<T> {
@@ -134,66 +156,157 @@ where
     AttentionForward<T, D, V, KEYS, G, P>: Kernel,
 {
     let Job { rank, heads, .. } = job;
-    let mut random = Random::new(rank + D as u64);
-    let sizes = [D, D, V].map(|size| size as u64);
-    let tensors = sizes.map(|size| {
-        (0..TOKENS * heads * size)
-            .map(|_| <T as Operand>::of(<T as Operand>::FORMAT.encode(f64::from(random.normal()) / 2.0) as u16))
-            .collect()
-    });
-    let whole = Whole { tensors, sizes };
+    let whole = Whole::new(rank + D as u64, heads, [D, D, V].map(|size| size as u64));
     // The case has its turn first: a kernel that is loaded while another case's waits makes the driver wait for that one.
     let ranks = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let kernel = text(runtime.load::<AttentionForward<T, D, V, KEYS, G, P>>())?;
     text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
-    let (out, log_sum_exp) = text(attend(&ranks, &kernel, job, &whole))?;
-    let one = || -> Result<(Vec<T>, Vec<f32>)> {
-        let mask = if CAUSAL { Mask::CausalBottomRight } else { Mask::Full };
-        let (head_size, value_size) = (D as u64, Some(V as u64));
-        let config = AttentionConfig {
-            queries: TOKENS,
-            keys: TOKENS,
-            heads,
-            key_heads: heads,
-            head_size,
-            value_size,
-            mask,
-            ..AttentionConfig::default()
-        };
-        let config = AttentionConfig { key_parts: Some(1), ..config };
+    // A block that has keys of several chunks has some of those that are hidden: they come too, and are masked.
+    let is_seen = |chunk: u64| chunk < CHUNKS - 1 - rank || !CAUSAL || !CHUNK.is_multiple_of(KEYS as u64);
+    let found = attend(&ranks, job, &whole, is_seen, &mut (), |problem, ()| {
+        kernel.launch(&ranks.compute, AttentionForwardArgs { problem, marker: PhantomData })
+    });
+    let found = text(found)?;
+    let mask = if CAUSAL { Mask::CausalBottomRight } else { Mask::Full };
+    let config = AttentionConfig { mask, ..whole.config(heads) };
+    let one = || -> Result<Results<T>> {
         let [q, k, v] = whole.tensors.each_ref().map(|tensor| Buffer::from_slice(&ranks.compute, tensor));
         let (q, k, v) = (q?, k?, v?);
-        let found = Attention::<T>::new(runtime, config)?.attend(&ranks.compute, Inputs::new(q.view(), k.view(), v.view()))?;
-        Ok((found.out.to_vec(&ranks.compute)?, found.log_sum_exp.to_vec(&ranks.compute)?))
+        let one = Attention::<T>::new(runtime, config)?.attend(&ranks.compute, Inputs::new(q.view(), k.view(), v.view()))?;
+        Ok((one.out.to_vec(&ranks.compute)?, one.log_sum_exp.to_vec(&ranks.compute)?))
     };
-    let (whole_out, whole_log) = text(one())?;
-    let token = |row: u64| if row < CHUNK { rank * CHUNK + row } else { (CHUNKS - 1 - rank) * CHUNK + row - CHUNK };
-    let width = heads * V as u64;
-    let rows = (0..2 * CHUNK).flat_map(|row| (token(row) * width)..(token(row) + 1) * width);
-    let expected: Vec<u64> = rows.map(|at| whole_out[at as usize].bits().into()).collect();
-    equal("out", &out.into_iter().map(|x| x.bits().into()).collect::<Vec<u64>>(), &expected).map_err(|why| format!("{job:?}: {why}"))?;
-    let logs = (0..heads).flat_map(|head| (0..2 * CHUNK).map(move |row| head * TOKENS + token(row)));
-    let expected: Vec<u64> = logs.map(|at| whole_log[at as usize].to_bits().into()).collect();
-    equal("log_sum_exp", &log_sum_exp.into_iter().map(|x| x.to_bits().into()).collect::<Vec<u64>>(), &expected)
-        .map_err(|why| format!("{job:?}: {why}"))?;
+    compare(job, &found, &text(one())?, whole.sizes[2])?;
     text(ranks.close())
 }
 
-/// Attention of the rank's queries while the other one's keys arrive, the last section first.
-fn attend<T, const D: usize, const V: usize, const KEYS: usize, G, P, const CAUSAL: bool>(
-    ranks: &Rank,
-    kernel: &oxtile::Loaded<AttentionForward<T, D, V, KEYS, G, P>>,
-    Job { rank, heads, first }: Job,
-    whole: &Whole<T>,
-) -> Result<(Vec<T>, Vec<f32>)>
+/// The last of the keys before a query that the windows of these cases leave: less than a chunk, so that some chunks are hidden from each rank.
+const LEFT: u64 = 100;
+
+/// What a launch with options takes beside the tensors.
+struct Beside {
+    sink: Buffer<f32>,
+    largest: Buffer<f32>,
+    workspace: Buffer<u32>,
+}
+
+/// A causal window, a cap, sinks and largest scores, with the bits of one device.
+fn options<T, const D: usize, const V: usize, const KEYS: usize, G>(runtime: &Runtime, job: Job) -> Outcome
 where
     T: Operand + RegisterElement + StoredElement,
     G: WarpgroupRoles,
-    P: Policy<Of<T, D, V, KEYS> = Arriving<T, D, V, KEYS, CAUSAL>>,
     Columns<D>: MatrixColumns,
     Columns<V>: MatrixColumns,
     Columns<KEYS>: MatrixColumns,
-    AttentionForward<T, D, V, KEYS, G, P>: Kernel,
+    AttentionForward<T, D, V, KEYS, G, ArrivingOptioned>: Kernel,
+{
+    let Job { rank, heads, .. } = job;
+    let whole = Whole::new(rank + 10 + D as u64, heads, [D, D, V].map(|size| size as u64));
+    let ranks = text(Rank::new(runtime, Duration::from_secs(30)))?;
+    let kernel = text(runtime.load::<AttentionForward<T, D, V, KEYS, G, ArrivingOptioned>>())?;
+    text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
+    let cap = 1.5_f64;
+    let config = AttentionConfig {
+        mask: Mask::CausalBottomRight,
+        window: Seen { left: Some(LEFT), right: None },
+        soft_cap: Some(cap as f32),
+        sink: Sink::Learnable,
+        max_logit: true,
+        ..whole.config(heads)
+    };
+    let sinks: Vec<f32> = (0..heads).map(|head| head as f32 - 0.5).collect();
+    let (stream, log2e) = (&ranks.compute, std::f64::consts::LOG2_E);
+    let scores = Scores { scale: 1.0, cap_limit: (cap * log2e) as f32, cap_factor: (2.0 * log2e * (D as f64).powf(-0.5) / cap) as f32 };
+    let run = || -> Result<_> {
+        let mut beside = Beside {
+            sink: Buffer::from_slice(stream, &sinks)?,
+            largest: Buffer::named(stream, "max_logit", heads)?,
+            workspace: Buffer::zeros(stream, Workspace::words(heads))?,
+        };
+        // Of each rank's chunks the one before it.
+        let is_seen = |chunk: u64| [rank, CHUNKS - 1 - rank].contains(&(chunk + 1));
+        let found = attend(&ranks, job, &whole, is_seen, &mut beside, |arriving, Beside { sink, largest, workspace }| {
+            let problem = ArrivingOptionsArgument {
+                arriving,
+                window: Window { left: LEFT as i32, right: 0, top_left: false },
+                scores,
+                sink: Some(sink.view()),
+                max_logit: Some(largest.view_mut()),
+                workspace: workspace.view_mut(),
+            };
+            kernel.launch(stream, AttentionForwardArgs { problem, marker: PhantomData })
+        })?;
+        let Beside { sink, largest, workspace } = beside;
+        let (largest, left) = (largest.to_vec(stream)?, workspace.to_vec(stream)?);
+        let [q, k, v] = whole.tensors.each_ref().map(|tensor| Buffer::from_slice(stream, tensor));
+        let (q, k, v) = (q?, k?, v?);
+        let inputs = Inputs { sink: Some(sink.view()), ..Inputs::new(q.view(), k.view(), v.view()) };
+        let one = Attention::<T>::new(runtime, config)?.attend(stream, inputs)?;
+        let of_all = one.max_logit.as_ref().map_or(Ok(Vec::new()), |largest| largest.to_vec(stream))?;
+        Ok((found, (one.out.to_vec(stream)?, one.log_sum_exp.to_vec(stream)?), [largest, of_all], left))
+    };
+    let (found, one, [largest, of_all], left) = text(run())?;
+    compare(job, &found, &one, whole.sizes[2])?;
+    equal("workspace", &left, &vec![0; left.len()])?;
+    // The largest of all ranks are those of one of them at least; the other one's queries have smaller ones.
+    for (found, of_all) in largest.iter().zip(&of_all) {
+        if !(found <= of_all && *found > 0.0) {
+            return Err(format!("{job:?}: largest scores {largest:?}, of all ranks {of_all:?}"));
+        }
+    }
+    text(ranks.close())
+}
+
+impl<T: Operand> Whole<T> {
+    fn new(seed: u64, heads: u64, sizes: [u64; 3]) -> Self {
+        let mut random = Random::new(seed);
+        let tensors = sizes.map(|size| {
+            (0..TOKENS * heads * size)
+                .map(|_| <T as Operand>::of(<T as Operand>::FORMAT.encode(f64::from(random.normal()) / 2.0) as u16))
+                .collect()
+        });
+        Self { tensors, sizes }
+    }
+
+    /// Attention of the whole sequence, without a mask.
+    fn config(&self, heads: u64) -> AttentionConfig {
+        let [head_size, _, value] = self.sizes;
+        let config = AttentionConfig { queries: TOKENS, keys: TOKENS, heads, key_heads: heads, head_size, ..AttentionConfig::default() };
+        AttentionConfig { value_size: Some(value), key_parts: Some(1), ..config }
+    }
+}
+
+/// A result and its log-sum-exp.
+type Results<T> = (Vec<T>, Vec<f32>);
+
+/// Holds those of a rank against those of the whole sequence, bit by bit.
+fn compare<T: Operand>(job: Job, found: &Results<T>, whole: &Results<T>, value_size: u64) -> Outcome {
+    let Job { rank, heads, .. } = job;
+    let token = |row: u64| if row < CHUNK { rank * CHUNK + row } else { (CHUNKS - 1 - rank) * CHUNK + row - CHUNK };
+    let width = heads * value_size;
+    let rows = (0..2 * CHUNK).flat_map(|row| (token(row) * width)..(token(row) + 1) * width);
+    let expected: Vec<u64> = rows.map(|at| whole.0[at as usize].bits().into()).collect();
+    let bits: Vec<u64> = found.0.iter().map(|x| x.bits().into()).collect();
+    equal("out", &bits, &expected).map_err(|why| format!("{job:?}: {why}"))?;
+    let logs = (0..heads).flat_map(|head| (0..2 * CHUNK).map(move |row| head * TOKENS + token(row)));
+    let expected: Vec<u64> = logs.map(|at| whole.1[at as usize].to_bits().into()).collect();
+    let bits: Vec<u64> = found.1.iter().map(|x| x.to_bits().into()).collect();
+    equal("log_sum_exp", &bits, &expected).map_err(|why| format!("{job:?}: {why}"))
+}
+
+/// Attention of the rank's queries, which `launch` computes with what is `beside` it, while the keys of the other one that they see arrive, the last section first.
+fn attend<T, B, const D: usize, const V: usize, const KEYS: usize, const CAUSAL: bool>(
+    ranks: &Rank,
+    Job { rank, heads, first }: Job,
+    whole: &Whole<T>,
+    is_seen: impl Fn(u64) -> bool,
+    beside: &mut B,
+    launch: impl for<'p> FnOnce(ArrivingArgument<'p, T, D, V, KEYS, CAUSAL>, &'p mut B) -> Result<()>,
+) -> Result<Results<T>>
+where
+    T: Operand + RegisterElement + StoredElement,
+    Columns<D>: MatrixColumns,
+    Columns<V>: MatrixColumns,
+    Columns<KEYS>: MatrixColumns,
 {
     let Rank { arena, compute, out: streams, gate, .. } = ranks;
     let (me, own) = (arena.rank(), [rank, CHUNKS - 1 - rank]);
@@ -207,9 +320,7 @@ where
     let (q, k, v) = (q?, k?, v?);
     let sources = [Buffer::from_slice(compute, &whole.tensors[1])?, Buffer::from_slice(compute, &whole.tensors[2])?];
     let mut gathered = [arena.buffer::<T>(sources[0].len())?, arena.buffer::<T>(sources[1].len())?];
-    // A block that has keys of several chunks has some of those that are hidden: they come too, and are masked.
-    let is_seen = |chunk: &u64| !own.contains(chunk) && (*chunk < own[1] || !CAUSAL || !own_apart);
-    let others: Vec<u64> = (0..CHUNKS).filter(is_seen).collect();
+    let others: Vec<u64> = (0..CHUNKS).filter(|chunk| !own.contains(chunk) && is_seen(*chunk)).collect();
     let sections = u64::from(sections_of(heads as u32, first as u32));
     let flags = arena.flags("keys", (sections * CHUNKS) as u32 + streams.len() as u32)?;
     let of = |section: u64, chunk: u64| (section * CHUNKS + chunk) as u32;
@@ -278,7 +389,7 @@ where
         order: TileOrderArgument { counter: counter.view_mut(), section: 1 },
         scale: ((D as f64).powf(-0.5) * std::f64::consts::LOG2_E) as f32,
     };
-    kernel.launch(compute, AttentionForwardArgs { problem, marker: PhantomData })?;
+    launch(problem, beside)?;
     (0..streams.len() as u32).try_fold(arena.batch(gate), |batch, at| batch.set(&flags, gates + at, me))?.enqueue()?;
     awaited.iter().try_fold(arena.batch(compute), |batch, (flag, from)| batch.clear(&flags, *flag, *from))?.enqueue()?;
     drop(of_out);

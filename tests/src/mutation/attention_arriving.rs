@@ -6,9 +6,10 @@ use oxtile_emulator::Options;
 use oxtile_emulator::mutation::Outcome;
 use oxtile_emulator::tensor_map::{Swizzle, TensorMap};
 use oxtile_kernels::attention::{
-    ArrivingArgument, ArrivingCausal, ArrivingKeysArgument, ArrivingRowsArgument, AttentionBackwardArriving, AttentionBackwardArrivingArgs,
-    AttentionForward, AttentionForwardArgs, BackwardTensorsArgument, FAR, KeyHeads, KeyMapsArgument, KeyOrderArgument, Mask, Missing,
-    Narrow, PRESENT, QuerySumsArgument, RoundedArgument, Shape, SlotsArgument, TileOrderArgument, partial_elements,
+    ArrivingArgument, ArrivingCausal, ArrivingKeysArgument, ArrivingOptioned, ArrivingOptionsArgument, ArrivingRowsArgument,
+    AttentionBackwardArriving, AttentionBackwardArrivingArgs, AttentionForward, AttentionForwardArgs, BackwardTensorsArgument, FAR,
+    KeyHeads, KeyMapsArgument, KeyOrderArgument, Mask, Missing, Narrow, PRESENT, Pair, QuerySumsArgument, RoundedArgument, Scores, Shape,
+    SlotsArgument, TileOrderArgument, VisitedArgument, Window, partial_elements,
 };
 use oxtile_tile::arrivals::{LINE, WaitsArgument};
 use oxtile_tile::launch::{DeviceFlags, DeviceTensorMap, DeviceTensorMapMut};
@@ -21,6 +22,7 @@ use super::{Job, TABLE_SEEDS};
 
 pub const JOBS: &[Job] = &[
     Job { name: "attention_arriving", run: |device| attend(device, Listed::Right), equivalents: EQUIVALENTS },
+    Job { name: "attention_arriving_options", run: with_options, equivalents: EQUIVALENTS },
     Job { name: "attention_backward_arriving", run: |device| differentiate(device, Listed::Right), equivalents: OF_THE_WALK },
 ];
 
@@ -78,8 +80,41 @@ fn small(count: u64) -> Vec<u32> {
     words(count as usize / 2).into_iter().map(|word| word & 0x3e7f_3e7f).collect()
 }
 
-/// Chunks of two other ranks: of the first section they are there, of the second they come while the kernel runs.
+/// A causal mask, and nothing else.
 fn attend(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
+    arriving(device, listed, &mut (), |problem: ArrivingArgument<'_, _, 64, 64, 128, true>, (), chunks| {
+        let args = AttentionForwardArgs { problem, marker: PhantomData };
+        device.launch_beside::<AttentionForward<bf16, 64, 64, 128, Narrow, ArrivingCausal>>(args, chunks)
+    })
+}
+
+/// A causal window of one chunk and a half, a cap, sinks, and largest scores.
+fn with_options(device: &Device) -> Result<Vec<u32>, Outcome> {
+    let upload = |name, words: &[u32]| device.upload::<f32>(name, words);
+    let sink = upload("sink", &[0.5_f32, -0.25].map(f32::to_bits));
+    let mut beside = (sink, upload("max_logit", &[0; HEADS as usize]), device.upload::<u32>("workspace", &[0; HEADS as usize + 2]));
+    let found = arriving(device, Listed::Right, &mut beside, |arriving, (sink, max_logit, workspace), chunks| {
+        let problem = ArrivingOptionsArgument {
+            arriving,
+            window: Window { left: 192, right: 0, top_left: false },
+            scores: Scores { scale: 1.0, cap_limit: 4.0, cap_factor: 0.09 },
+            sink: Some(sink.view()),
+            max_logit: Some(max_logit.view_mut()),
+            workspace: workspace.view_mut(),
+        };
+        let args = AttentionForwardArgs { problem, marker: PhantomData };
+        device.launch_beside::<AttentionForward<bf16, 64, 64, 128, Pair, ArrivingOptioned>>(args, chunks)
+    })?;
+    Ok([found, device.download(&beside.1), device.download(&beside.2)].concat())
+}
+
+/// Chunks of two other ranks: of the first section they are there, of the second they come while the kernel runs, which `launch` starts with what is `beside` it.
+fn arriving<B, const CAUSAL: bool>(
+    device: &Device,
+    listed: Listed,
+    beside: &mut B,
+    launch: impl for<'p> FnOnce(ArrivingArgument<'p, bf16, 64, 64, 128, CAUSAL>, &'p mut B, &[Chunk]) -> Result<(), Outcome>,
+) -> Result<Vec<u32>, Outcome> {
     let (part, all) = (2 * HEADS * CHUNK * SIZE, HEADS * CHUNKS * CHUNK * SIZE);
     let upload = |name, count| device.upload::<bf16>(name, &small(count));
     let [q, own_k, own_v] = ["q", "own keys", "own values"].map(|name| upload(name, part));
@@ -142,10 +177,7 @@ fn attend(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
             scale: 0.18,
         }
     };
-    device.launch_beside::<AttentionForward<bf16, 64, 64, 128, Narrow, ArrivingCausal>>(
-        AttentionForwardArgs { problem, marker: PhantomData },
-        &chunks,
-    )?;
+    launch(problem, beside, &chunks)?;
     Ok([device.download(&out), device.download(&log_sum_exp), device.download(&counter)].concat())
 }
 
@@ -191,7 +223,7 @@ fn differentiate(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
     let [q, grad_out, own_k, own_v, k, v] = tensors.map(|tensor| tensor.view().access("tensor"));
     // SAFETY: the maps were encoded for these tensors and boxes. Flags alone lie in the lines.
     let problem = unsafe {
-        ArrivingRowsArgument::<bf16, 64, 128, true> {
+        ArrivingRowsArgument::<bf16, 64, 128, true, false> {
             tensors: BackwardTensorsArgument {
                 q: DeviceTensorMap::from_raw(q_map, q),
                 grad_out: DeviceTensorMap::from_raw(grad_map, grad_out),
@@ -207,6 +239,7 @@ fn differentiate(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
             heads: KeyHeads { batches: 1, heads: 1, group: HEADS as u32, splits: 1, step: 0 },
             mask: Mask { queries: (CHUNKS * CHUNK) as u32, keys: (CHUNKS * CHUNK) as u32, first: -FAR, last: 0 },
             missing: Missing { begin: 1, count: 2 },
+            visited: VisitedArgument { first: 0, count: CHUNKS as u32, hidden: Missing { begin: u32::MAX, count: 0 } },
             arriving: ArrivingKeysArgument {
                 chunk: CHUNK as u32,
                 padded: CHUNK as u32,
@@ -218,9 +251,11 @@ fn differentiate(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
                 own_apart: true,
             },
             order: KeyOrderArgument { counter: counter.view_mut(), section: 1, ordered: true },
-            scale: 0.18,
+            scores: Scores { scale: 0.18, cap_limit: 0.0, cap_factor: 0.0 },
+            grad_scale: 0.125,
         }
     };
-    device.launch_beside::<AttentionBackwardArriving<bf16, 64, 128, 64, true>>(AttentionBackwardArrivingArgs { problem }, &chunks)?;
+    device
+        .launch_beside::<AttentionBackwardArriving<bf16, 64, 128, 64, true, false>>(AttentionBackwardArrivingArgs { problem }, &chunks)?;
     Ok([device.download(&sums), device.download(&slots), device.download(&turns), device.download(&counter)].concat())
 }

@@ -10,22 +10,22 @@ pub struct ParameterName {
 }
 
 impl ParameterName {
-    /// A parameter, a field of it, a field of that, and a field of that.
-    const DEPTH: usize = 4;
+    /// A parameter, a field of it, and so on: four fields.
+    const DEPTH: usize = 5;
 
     /// A parameter of a kernel.
     pub const fn new(name: &'static str) -> Self {
-        Self { path: [name, "", "", ""] }
+        Self { path: [name, "", "", "", ""] }
     }
 
     /// A field of this parameter.
     ///
     /// # Panics
-    /// Where structs are nested deeper than that: a kernel takes a struct of structs of structs at most.
+    /// Where structs are nested deeper than that.
     #[must_use]
     pub fn field(mut self, name: &'static str) -> Self {
         let free = self.path.iter_mut().find(|part| part.is_empty());
-        *free.expect("structs of kernel parameters are nested at most three deep") = name;
+        *free.expect("structs of kernel parameters are nested at most four deep") = name;
         self
     }
 }
@@ -61,8 +61,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "structs of kernel parameters are nested at most three deep")]
-    fn the_fourth_struct_has_no_room() {
-        let _ = ["a", "b", "c", "d"].into_iter().fold(ParameterName::new("batch"), ParameterName::field);
+    #[should_panic(expected = "structs of kernel parameters are nested at most four deep")]
+    fn the_fifth_struct_has_no_room() {
+        let _ = ["a", "b", "c", "d", "e"].into_iter().fold(ParameterName::new("batch"), ParameterName::field);
     }
 }
