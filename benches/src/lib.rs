@@ -10,13 +10,14 @@
 //! | `peers` | torch in a process of its own |
 //! | `run`, `rounds` | a run: its families, and rounds in which each side is timed once |
 //! | `machine`, `results` | what it ran on, and the raw results |
-//! | `statistics`, `render`, `chart` | medians, quartiles and intervals, tables, drawings |
+//! | `statistics`, `render`, `choices`, `chart` | medians, quartiles and intervals, tables, those of what was chosen, drawings |
 //! | `status` | the tables of docs/status.md |
 
 #![warn(missing_docs)]
 
 pub mod bench;
 pub mod chart;
+pub mod choices;
 pub mod family;
 pub mod machine;
 pub mod pattern;

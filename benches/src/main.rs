@@ -23,7 +23,8 @@ Usage: oxtile-benches [FAMILY...] [--only TEXT] [--rounds N] [--json PATH] [--pe
        oxtile-benches attention --sweep [--rounds N] [--json FOLDER] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches gemm --sweep | --plans [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --ranks N [nccl] [symmetric] [exchange] [overlap] [overlap_shapes] [context_parallel]
-                       [sharded] [--only TEXT] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
+                       [context_parallel_auto] [sharded]
+                       [--only TEXT] [--rounds N] [--json PATH] [--peers FOLDER | --no-peers] [--seed N] [--smoke]
        oxtile-benches --render FILE.json... | --chart FILE.json... | --status
 
 Times the kernels on the GPU, in turn with torch's implementations of the same functions.
@@ -42,7 +43,8 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, each of
                   them a process of its own, in turn with torch.distributed. `sharded`: weights in shards, pulled and scattered.
                   `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the rounds, and `context_parallel`,
-                  attention to a sequence that is spread over them by every schedule, run only where they are named
+                  attention to a sequence that is spread over them by every schedule, run only where they are named; so does
+                  `context_parallel_auto`: over 60 configurations, in which the schedule that it chooses is held against all others
   --render        prints the tables of results files
   --chart         draws results files: FILE.svg beside each. A sweep that writes a folder draws its own
   --status        writes the tables of docs/status.md anew, from the registry of kernels and the results in benches/results

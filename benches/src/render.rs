@@ -3,6 +3,7 @@
 use std::{fmt::Write, iter};
 
 use crate::{
+    choices,
     results::{Clock, Document, RanksAre, RanksRecord, Record, SideRecord},
     statistics::{Interval, Quartiles},
 };
@@ -13,6 +14,7 @@ pub fn markdown(document: &Document) -> String {
     // What moves bytes is drawn in one table, by whichever clock.
     let is_timed = |record: &&Record| record.clock == Clock::DeviceEvents || record.bytes > 0;
     let (device, host): (Vec<_>, Vec<_>) = document.records.iter().partition(is_timed);
+    let (held, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.family == choices::FAMILY);
     let (divided, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.divided.is_some());
     let (limited, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| !record.limit.is_empty());
     let (chosen, device): (Vec<_>, Vec<_>) = device.into_iter().partition(|record| record.chosen.is_some());
@@ -32,6 +34,9 @@ pub fn markdown(document: &Document) -> String {
         text += "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
         divided.iter().for_each(|record| divided_rows(&mut text, record));
         text += &best(&divided);
+    }
+    if !held.is_empty() {
+        text += &choices::markdown(&held);
     }
     if !chosen.is_empty() {
         text += "\n| kernel | shape | chosen | us, medians | its time / the others', by pairs [95 %] | its time / the fastest's |\n";

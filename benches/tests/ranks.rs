@@ -182,6 +182,39 @@ fn context_parallelism_is_compared_with_one_gpu_and_torch() {
 }
 
 #[test]
+fn what_is_chosen_is_held_against_all_that_can_be_taken() {
+    let document = run(2, &["context_parallel_auto"], 2, Err(anyhow!("not asked for")));
+    let records = of(&document, "context_parallel_auto");
+    let names: Vec<_> = records.iter().map(|record| (record.kernel.as_str(), record.shape.as_str())).collect();
+    let [dense, packed] = ["16x2:2x64 causal, 2 ranks", "2 of 16x3:1x64 full, 2 ranks"];
+    let [forward, backward] = ["forward pass, device", "backward pass, device"];
+    assert_eq!(names, [(forward, dense), (backward, dense), (forward, packed), (backward, packed)], "{:?}", records[0].missing);
+    for record in &records {
+        let labels = labels(record);
+        assert!(labels.contains(&record.chosen.as_deref().unwrap()), "{:?} of {labels:?}", record.chosen);
+        assert_eq!(labels.len() + record.missing.len(), 5, "{labels:?}, {:?}", record.missing);
+        for side in &record.sides {
+            assert!(side.milliseconds.len() == 2 && side.milliseconds.iter().all(|time| *time > 0.0));
+            let ranks = side.ranks.as_ref().unwrap();
+            assert!(ranks.passes.len() == 1 && ranks.passes[0].schedule == side.label, "{}: {:?}", side.label, ranks.passes);
+            // The first one that was made is what others are compared with.
+            assert!(side.check.as_ref().is_none_or(|check| check.equal), "{}: {:?}", side.label, side.check);
+        }
+        assert!(record.sides.iter().filter(|side| side.check.is_none()).count() <= 1);
+    }
+    let why = |record: &Record, schedule: &str| {
+        record.missing.iter().find(|missing| missing.peer == schedule).map(|missing| missing.why.clone()).unwrap_or_default()
+    };
+    assert!(why(records[1], "fused").contains("chunks are of 4 rows"), "{:?}", records[1].missing);
+    assert!(why(records[2], "all-to-all").contains("heads is 3"), "{:?}", records[2].missing);
+    // 16 tokens of 2 heads of 64: 4 operations for each pair and element, half of them seen; 10 backward.
+    assert_eq!([records[0].flops, records[1].flops], [4, 10].map(|times| times * 16 * 16 * 2 * 64 / 2));
+    let text = render::markdown(&document);
+    assert!(text.contains("| pass | configuration | chosen |") && text.contains("\n4 passes of 2 configurations: "), "{text}");
+    assert!(!text.contains("not measured") && !text.contains("computes something else"), "{text}");
+}
+
+#[test]
 fn weights_in_shards_have_all_rows() {
     for world in [2, 3] {
         let document = run(world, &["sharded"], 1, Err(anyhow!("no torch here")));

@@ -257,7 +257,8 @@ impl Member {
             | Work::ReducedProduct(..)
             | Work::Layer(..)
             | Work::Weights(..)
-            | Work::ContextParallel { .. } => {
+            | Work::ContextParallel { .. }
+            | Work::Choice { .. } => {
                 bail!("it has rounds of its own")
             }
         }

@@ -51,7 +51,7 @@ use oxtile::comm::NcclCommunicator;
 use oxtile::overlap::Rates;
 use serde::{Deserialize, Serialize};
 
-use self::context_parallel::{Row, RowRanks};
+use self::context_parallel::{Row, RowRanks, auto};
 use self::gathered::{By, Sizes};
 use self::plan::{Comparison, Side};
 pub use self::process::{FLAG, serve_process};
@@ -64,15 +64,24 @@ use crate::results::{Divided, Document, Missing, RanksAre, RanksRecord, Record, 
 use crate::run::Options;
 
 /// The families that ranks have.
-pub const NAMES: [&str; 7] =
-    [plan::NCCL, plan::SYMMETRIC, plan::EXCHANGE, products::OVERLAP, shapes::SHAPES, weights::FAMILY, context_parallel::FAMILY];
+pub const NAMES: [&str; 8] = [
+    plan::NCCL,
+    plan::SYMMETRIC,
+    plan::EXCHANGE,
+    products::OVERLAP,
+    shapes::SHAPES,
+    weights::FAMILY,
+    context_parallel::FAMILY,
+    auto::FAMILY,
+];
 /// How the numbers are made; printed in every results file.
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
 products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. The layer: random normal data, eager calls of torch and NCCL, whose gathers and sums come one after the products; before the first round all \
 results of a call, or of a replayed graph, are compared with plain products of one GPU, within 1 % and 2 % of a usual element; torch's has no bias, and gradients of weights in bf16, and its results are not compared, nor are those of the pair apart. Context parallelism: random normal data, one call that is not timed before the \
 first event; before the first round both passes of each schedule are compared with our single GPU's, in the first and last rows of rank 0. `divided.alone` is our single GPU, rank 0's, on the whole \
-sequence: its time over `divided.ranks`, over a side's, is the side's efficiency; `divided.each` is the same of every rank at once, by the slowest. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock.";
+sequence: its time over `divided.ranks`, over a side's, is the side's efficiency; `divided.each` is the same of every rank at once, by the slowest. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock. \
+What `auto` chooses: each pass alone, by every schedule that can be taken; the plan of the chosen side has the times of all by the model; the first and last rows of rank 0 are compared with those of the side that was made first.";
 /// Rounds that are not counted.
 const WARM_UP: usize = 2;
 
@@ -124,6 +133,8 @@ enum Work {
     Weights(weights::By, weights::Layers),
     /// Attention to a sequence that is spread over ranks.
     ContextParallel { by: context_parallel::By, passes: context_parallel::Passes, row: Row },
+    /// The same by a schedule that is chosen, and by all others.
+    Choice { of: auto::Configuration, step: auto::Step },
 }
 
 /// One round of a side.
@@ -209,8 +220,8 @@ pub fn run(
             keep(measure(&ranks, comparison, progress)?)?;
         }
     }
-    let is_named = options.families.iter().any(|family| family == context_parallel::FAMILY);
-    let rows = if is_named || (is_smoke && options.families.is_empty()) { context_parallel::rows(options.size, world) } else { Vec::new() };
+    let is_named = |name: &str| options.families.iter().any(|family| family == name) || (is_smoke && options.families.is_empty());
+    let rows = if is_named(context_parallel::FAMILY) { context_parallel::rows(options.size, world) } else { Vec::new() };
     for row in options.only(rows, |row| row.label(world))? {
         let records = RowRanks::start(world, &home, row, progress).and_then(|of| {
             let comparisons = of.comparisons(options.size);
@@ -218,21 +229,32 @@ pub fn run(
             Ok(records.collect::<Result<Vec<_>>>()?.concat())
         });
         // The other rows run all the same.
-        keep(records.unwrap_or_else(|error| vec![failed(row, world, &error)]))?;
+        let divided = Some(Divided { ranks: world, ..Divided::default() });
+        keep(records.unwrap_or_else(|error| vec![failed(context_parallel::FAMILY, row.label(world), divided, &error)]))?;
+    }
+    let configurations = if is_named(auto::FAMILY) { auto::configurations(options.size, world) } else { Vec::new() };
+    let mut free: Option<Ranks> = None;
+    for of in options.only(configurations, |of| of.label(world))? {
+        let ranks = match free.take() {
+            Some(ranks) => ranks,
+            None => Ranks::start(world, &home, &Errand::Choices)?,
+        };
+        let records = auto::comparisons(&ranks, of, world, options.size).and_then(|comparisons| {
+            let records = comparisons.iter().map(|comparison| measure(&ranks, comparison, progress));
+            Ok(records.collect::<Result<Vec<_>>>()?.concat())
+        });
+        // After a failure the next configuration has other ranks.
+        free = records.is_ok().then_some(ranks);
+        keep(records.unwrap_or_else(|error| vec![failed(auto::FAMILY, of.label(world), None, &error)]))?;
     }
     Ok(document)
 }
 
-/// A record of a row that could not run.
-fn failed(row: Row, world: u32, error: &anyhow::Error) -> Record {
-    let why = Missing { peer: "oxtile".into(), why: format!("{error:#}") };
-    let comparison = Comparison::of(context_parallel::FAMILY, "context parallel", row.label(world), Vec::new(), &[plan::DEVICE]);
-    record(
-        &Comparison { missing: vec![why], divided: Some(Divided { ranks: world, ..Divided::default() }), ..comparison },
-        &plan::DEVICE,
-        Vec::new(),
-        Vec::new(),
-    )
+/// A record of attention that could not run.
+fn failed(family: &'static str, shape: String, divided: Option<Divided>, error: &anyhow::Error) -> Record {
+    let missing = vec![Missing { peer: "oxtile".into(), why: format!("{error:#}") }];
+    let comparison = Comparison::of(family, "context parallel", shape, Vec::new(), &[plan::DEVICE]);
+    record(&Comparison { missing, divided, ..comparison }, &plan::DEVICE, Vec::new(), Vec::new())
 }
 
 /// `peers`, or why there are none. Rounds that are not counted come first.

@@ -30,6 +30,8 @@ pub enum Home {
 pub enum Errand {
     /// All but context parallelism.
     Comparisons,
+    /// One configuration of context parallelism after another, whose schedule is chosen.
+    Choices,
     /// Context parallelism, without sides that failed before.
     Row { row: Row, left_out: Vec<(context_parallel::By, String)> },
 }
@@ -77,6 +79,7 @@ impl Errand {
                 let member = Member::join(seat.id, seat.rank, seat.runtime).with_context(|| format!("{name} joins"));
                 serve(member, &gate, requests, answers);
             }
+            Self::Choices => context_parallel::auto::serve(&seat, requests, answers),
             Self::Row { row, left_out } => context_parallel::serve(&seat, *row, left_out, requests, answers),
         }
     }

@@ -1,13 +1,23 @@
 //! Attention to a sequence that is spread over ranks: every schedule, beside our single GPU on the whole sequence and torch's `context_parallel`.
 //!
-//! `rows` says what is attended to, `rank` is what a rank does, on its `tensors`.
+//! | file | what it holds |
+//! |---|---|
+//! | `rows` | what is attended to |
+//! | `rank` | what a rank does |
+//! | `tensors` | what it attends to |
+//! | `attends` | operations, bound to them, tried and timed |
+//! | `meeting` | how ranks join, and meet |
+//! | `auto` | many configurations, in which what is chosen is held against all else |
 
+mod attends;
+pub mod auto;
+mod meeting;
 mod rank;
 mod rows;
 mod tensors;
 
 use anyhow::{Context, Result};
-use oxtile::context_parallel::{Plan, Schedule};
+use oxtile::context_parallel::{PassPlan, Plan, Schedule};
 use serde::{Deserialize, Serialize};
 
 pub use self::rank::serve;
@@ -78,6 +88,26 @@ pub enum Passes {
     Forward,
     /// The forward pass, and the backward pass after it.
     Both,
+}
+
+/// A pass that is timed alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pass {
+    Forward,
+    Backward,
+}
+
+impl Pass {
+    pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
+
+    /// What is planned of it.
+    const fn of(self, plan: &Plan) -> &PassPlan {
+        match self {
+            Self::Forward => &plan.forward,
+            Self::Backward => &plan.backward,
+        }
+    }
 }
 
 impl By {
@@ -229,7 +259,7 @@ fn detail(made: &Made, passes: Passes) -> Option<&RanksRecord> {
 
 /// What a plan says of the forward pass, and of both.
 fn planned(plan: &Plan) -> [RanksRecord; 2] {
-    let of = |pass: &oxtile::context_parallel::PassPlan| PassRecord {
+    let of = |pass: &PassPlan| PassRecord {
         schedule: pass.schedule.to_string(),
         kernels: pass.kernels.iter().map(|&name| name.to_owned()).collect(),
         launches: pass.launches,

@@ -1,57 +1,34 @@
 //! What a rank does: it makes every operation, tries each, and times what it is asked for.
-//!
-//! Ranks meet at a gate before and after whatever takes memory, loads kernels or waits on the host, since work that waits for other ranks may delay those.
 
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use oxtile::attention::{Attention, AttentionBackward, Order};
-use oxtile::comm::{ArenaRank, Communicator, Member, NcclCommunicator, NcclOptions, Rank, Team, WorldSize};
-use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, ContextParallelFp8, Plan, Transport};
+use oxtile::comm::{ArenaRank, Communicator, Member, Rank, Team, WorldSize};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, ContextParallelFp8, Transport};
 use oxtile::kernels::copy::CopyWords;
 use oxtile::num::bf16;
-use oxtile::runtime::{Bound, Kind, Loaded};
+use oxtile::runtime::{Bound, Loaded};
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName, SymmetricBuffer};
-use oxtile::{Buffer, Event, Stream};
+use oxtile::{Buffer, Stream};
 
 use super::super::member::DEADLINE;
 use super::super::workers::Seat;
 use super::super::{Request, Times, Work};
+use super::attends::{Attends, Operation, Sampled, TOLERANCE, TOLERANCE_FP8, compare, timed, wait};
+use super::meeting::{Joined, join, together};
 use super::rows::Row;
-use super::tensors::{Place, Tensors, Views, places};
-use super::{By, Made, Passes, planned};
-use crate::peers::Check;
+use super::tensors::{Place, Tensors, VALUES, places};
+use super::{By, Made, planned};
 use crate::random::Random;
 
-/// How long ranks may take to fill tensors.
-const PREPARATION: Duration = Duration::from_secs(120);
-/// Random values that tensors repeat: a prime, so that no two tokens are the same.
-const VALUES: usize = 262_147;
 /// A put is of so many shards of keys and values at most.
 const PUT: u64 = 2;
-/// The relative error in L2 of a result in `bf16`, of other sums than our single GPU's.
-const TOLERANCE: f64 = 1e-2;
-/// The same of 8 bits, whose probabilities have 3 bits after the first.
-const TOLERANCE_FP8: f64 = 6e-2;
-
-/// Values of the result and of the gradients of queries, keys and values.
-type Sampled = [Vec<f32>; 4];
 
 /// Serves requests of one row. The first answer says that the rank is ready.
 pub fn serve(seat: &Seat, row: Row, left_out: &[(By, String)], requests: &Receiver<Request>, answers: &SyncSender<Result<Times>>) {
-    let place = Serving { seat, row, left_out, requests, answers };
     let (rank, world) = (seat.rank.rank(), seat.rank.world());
-    let result = match (&seat.id, &seat.emulated) {
-        (Some(id), _) => {
-            let options = NcclOptions { deadline: DEADLINE, ..NcclOptions::default() };
-            let joined = NcclCommunicator::join(seat.rank.device(), *id, rank, world, &options);
-            joined.map_err(anyhow::Error::from).and_then(|comm| place.run(&comm, &seat.rank, BackendName::Vmm))
-        }
-        (None, Some(comm)) => place.run(comm, comm, BackendName::Emulated),
-        (None, None) => Err(anyhow::anyhow!("{rank} has neither NCCL nor a virtual cluster")),
-    };
-    if let Err(error) = result {
+    if let Err(error) = join(seat, &Serving { seat, row, left_out, requests, answers }) {
         // The last one: the thread ends with it.
         _ = answers.send(Err(error.context(format!("{rank} of {}", row.label(world.get())))));
     }
@@ -92,28 +69,6 @@ struct Wire {
     target: SymmetricBuffer<u8>,
 }
 
-/// Attention of all ranks.
-enum Operation<'t> {
-    Bf16(Box<ContextParallel<'t, bf16>>),
-    Fp8(Box<ContextParallelFp8<'t>>),
-}
-
-impl Operation<'_> {
-    fn plan(&self) -> &Plan {
-        match self {
-            Self::Bf16(operation) => operation.plan(),
-            Self::Fp8(operation) => operation.plan(),
-        }
-    }
-}
-
-/// What attends.
-#[derive(Clone, Copy)]
-enum Attends<'a, 't> {
-    Ranks(&'a Operation<'t>),
-    OneGpu(&'a Attention<bf16>, &'a AttentionBackward<bf16>),
-}
-
 /// One call of a side.
 enum Call<'a> {
     Passes(Vec<Bound<'a>>),
@@ -121,7 +76,7 @@ enum Call<'a> {
     Puts(&'a Wire, u64),
 }
 
-impl Serving<'_> {
+impl Joined for Serving<'_> {
     fn run<C: Communicator + Send + Sync>(&self, comm: &C, rank: &impl ArenaRank, backend: BackendName) -> Result<()> {
         let world = comm.world();
         let member = Team::all(world).member(comm.rank()).context("every rank is of the world")?;
@@ -132,7 +87,9 @@ impl Serving<'_> {
         _ = arena.map(|arena| arena.close().map(|closing| closing.finish()));
         result
     }
+}
 
+impl Serving<'_> {
     /// Bytes of a rank's keys and values.
     fn shard(&self, world: WorldSize) -> u64 {
         let Row { tokens, key_heads, head_size, .. } = self.row;
@@ -182,14 +139,8 @@ impl Serving<'_> {
         Ok(())
     }
 
-    /// Does a rank's part of something, and waits for all ranks. Where one fails, its error is told, and all end.
     fn part<R>(&self, by: By, part: impl FnOnce() -> Result<R>) -> Result<R> {
-        let gate = &self.seat.gate;
-        let result = gate.after(PREPARATION, || part().inspect_err(|error| gate.fail(by, format!("{error:#}"))))?;
-        match gate.failed() {
-            Some((by, why)) => bail!("{} failed: {why}", by.label()),
-            None => Ok(result),
-        }
+        together(&self.seat.gate, by, part)
     }
 
     /// Tensors, attention on this GPU alone, and what is put.
@@ -255,40 +206,6 @@ impl Serving<'_> {
     }
 }
 
-impl<'t> Attends<'_, 't> {
-    /// Passes that are ready to run.
-    fn bind<'a>(self, stream: &Stream, tensors: &'a mut Tensors, passes: Passes) -> oxtile::Result<Vec<Bound<'a>>>
-    where
-        Self: 'a,
-    {
-        let Views { forward: (inputs, outputs), backward: (reads, gradients) } = tensors.views(matches!(self, Self::OneGpu(..)));
-        let mut bound = vec![match self {
-            Self::Ranks(Operation::Bf16(operation)) => operation.bind_forward(stream, inputs, outputs)?,
-            Self::Ranks(Operation::Fp8(operation)) => operation.bind_forward(stream, inputs, outputs)?,
-            Self::OneGpu(attention, _) => attention.bind(stream, inputs, outputs)?,
-        }];
-        if passes == Passes::Both {
-            bound.push(match self {
-                Self::Ranks(Operation::Bf16(operation)) => operation.bind_backward(stream, reads, gradients)?,
-                Self::Ranks(Operation::Fp8(operation)) => operation.bind_backward(stream, reads, gradients)?,
-                Self::OneGpu(_, attention) => attention.bind(stream, reads, gradients)?,
-            });
-        }
-        Ok(bound)
-    }
-
-    /// Runs both passes once, and samples what they wrote.
-    fn attempt(self, stream: &Stream, tensors: &mut Tensors, copy: &Loaded<CopyWords>, at: &[Place]) -> Result<Sampled> {
-        self.bind(stream, tensors, Passes::Forward)?.iter_mut().try_for_each(|pass| pass.run(stream))?;
-        // Binding waits on the host: not for other ranks that have not come so far.
-        wait(stream, &stream.record()?)?;
-        tensors.save(stream)?;
-        self.bind(stream, tensors, Passes::Both)?.iter_mut().try_for_each(|pass| pass.run(stream))?;
-        wait(stream, &stream.record()?)?;
-        tensors.sample(copy, stream, at)
-    }
-}
-
 impl Ready<'_> {
     fn tell(&self, seat: &Seat, made: Made) -> Result<()> {
         if self.rank == Rank::ZERO { seat.gate.made(made) } else { Ok(()) }
@@ -305,14 +222,7 @@ impl Ready<'_> {
     fn round(&mut self, request: Request, seat: &Seat) -> Result<Times> {
         let stream = self.stream.clone();
         let Some(mut call) = seat.gate.after(DEADLINE, || self.call(request))? else { return Ok(Times::default()) };
-        call.run(&stream)?;
-        let (begin, start) = (Instant::now(), stream.record()?);
-        (0..request.calls).try_for_each(|_| call.run(&stream))?;
-        let end = stream.record()?;
-        wait(&stream, &end)?;
-        let (took, ended) = (begin.elapsed(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?);
-        let [wall, device] = [took, end.elapsed_since(&start)?].map(|time| time.as_secs_f64() * 1e3);
-        Ok(Times { wall, device, ended: Some(ended), ..Times::default() })
+        timed(&stream, request.calls, || call.run(&stream))
     }
 
     /// What a rank does in a call; nothing, if another does it alone.
@@ -348,48 +258,5 @@ impl Call<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Waits for a stream's work within the deadline, and sees its end within microseconds. On virtual GPUs a wait of the driver would end with an error where
-/// another rank has not come so far, and their kernels need the processors.
-fn wait(stream: &Stream, end: &Event) -> Result<()> {
-    let (begin, is_virtual) = (Instant::now(), stream.device().runtime().kind() == Kind::Emulated);
-    while !end.is_done()? {
-        ensure!(begin.elapsed() < DEADLINE, "work was not done after {DEADLINE:?}");
-        if is_virtual {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-    Ok(())
-}
-
-/// Whether values are those of our single GPU, within the tolerance.
-fn compare(found: &Sampled, expected: &Sampled, tolerance: f64) -> Check {
-    let names = ["out", "the gradient of q", "the gradient of k", "the gradient of v"];
-    let differs = names.into_iter().zip(found.iter().zip(expected)).filter_map(|(name, (found, expected))| {
-        let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
-        let error = squares(&mut found.iter().zip(expected).map(|(a, b)| f64::from(a - b)));
-        let error = (error / squares(&mut expected.iter().map(|value| f64::from(*value))).max(f64::MIN_POSITIVE)).sqrt();
-        (error.is_nan() || error > tolerance).then(|| format!("{name} of rank 0 is off by {error:.2e}, relative L2"))
-    });
-    let detail = differs.collect::<Vec<_>>().join("; ");
-    Check { equal: detail.is_empty(), detail }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_differs_is_named() {
-        let of = |value: f32| [vec![1.0, 2.0], vec![3.0], vec![4.0], vec![value]];
-        assert!(compare(&of(5.0), &of(5.0), TOLERANCE).equal);
-        assert!(compare(&of(5.01), &of(5.0), TOLERANCE).equal);
-        assert!(compare(&of(5.2), &of(5.0), TOLERANCE_FP8).equal);
-        for wrong in [5.2, f32::NAN, 0.0] {
-            let Check { equal, detail } = compare(&of(wrong), &of(5.0), TOLERANCE);
-            assert!(!equal && detail.starts_with("the gradient of v of rank 0 is off by "), "{detail}");
-        }
     }
 }

@@ -13,6 +13,8 @@ use oxtile_tile::launch::DeviceView;
 use super::rows::Row;
 use crate::pattern;
 
+/// Random values that tensors repeat: a prime, so that no two tokens are the same.
+pub const VALUES: usize = 262_147;
 /// At most so many rows of the beginning and of the end of a tensor are compared.
 const SAMPLE: usize = 64;
 

@@ -136,7 +136,9 @@ pub mod tests {
     use super::*;
     use crate::bench::Size;
     use crate::peers::Check;
-    use crate::ranks::{context_parallel, plan};
+    use crate::ranks::context_parallel::Pass;
+    use crate::ranks::context_parallel::auto::{self, Step};
+    use crate::ranks::{Work, context_parallel, plan};
     use crate::results::RanksRecord;
     use oxtile::overlap::Rates;
 
@@ -163,8 +165,14 @@ pub mod tests {
             for row in context_parallel::rows(size, 2) {
                 let left_out = vec![(By::Ring, "\"two\nlines\"".into())];
                 comes_back(&ToRank::Begin(begin(Errand::Row { row, left_out })));
-                let work = crate::ranks::Work::ContextParallel { by: By::Pull, passes: context_parallel::Passes::Both, row };
+                let work = Work::ContextParallel { by: By::Pull, passes: context_parallel::Passes::Both, row };
                 comes_back(&ToRank::Work(Request { work, bytes: u64::MAX, calls: 3 }));
+            }
+            comes_back(&ToRank::Begin(begin(Errand::Choices)));
+            for of in auto::configurations(size, 2) {
+                for step in [Step::Make, Step::Time(By::Pull, Pass::Backward)] {
+                    comes_back(&ToRank::Work(Request { work: Work::Choice { of, step }, bytes: 0, calls: 3 }));
+                }
             }
         }
         assert!(requests > 100, "{requests}");
