@@ -77,8 +77,16 @@ fn cases(ranks: u32, by: By, is_virtual: bool, options: &ArenaOptions) -> Vec<Ca
             let all = [packed(past), steps, past, both_sides, causal, numbers].map(|config| case(config, Schedule::Pull));
             // Chunks of whole blocks of keys, in one launch.
             let whole = 256 * u64::from(ranks);
-            let fused =
-                [AttentionConfig { head_size: 128, ..causal }, AttentionConfig { layout: Layout::Sbhd, batches: 2, ..config(0, heads) }];
+            // Windows of less than a chunk, and of more.
+            let near = AttentionConfig { window: Window { left: Some(100), right: None }, max_logit: true, ..causal };
+            let far = Window { left: Some(200), right: Some(150) };
+            let fused = [
+                AttentionConfig { head_size: 128, ..causal },
+                AttentionConfig { layout: Layout::Sbhd, batches: 2, ..config(0, heads) },
+                near,
+                AttentionConfig { window: far, batches: 2, ..numbers },
+                AttentionConfig { head_size: 128, soft_cap: Some(2.0), sink: Sink::Learnable, ..near },
+            ];
             let fused = fused.map(|config| case(AttentionConfig { queries: whole, keys: whole, ..config }, Schedule::Fused));
             // They want one range of addresses of all ranks, and a GPU each.
             let has_range = !options.share_devices && options.backend == BackendName::Vmm;
