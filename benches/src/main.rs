@@ -42,7 +42,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   --smoke         every benchmark at a tiny size on the CPU emulator, without peers: says that they run, not how fast
   --ranks N       collectives of NCCL, symmetric memory, messages and products of gathered operands among N GPUs instead of kernels, each of
                   them a process of its own, in turn with torch.distributed. `sharded`: weights in shards, pulled and scattered.
-                  `overlap_shapes`, the methods of such products at 60 shapes with an eighth of the rounds, and `context_parallel`,
+                  `overlap_shapes`, the methods of such products at 528 shapes with an eighth of the rounds, and `context_parallel`,
                   attention to a sequence that is spread over them by every schedule, run only where they are named; so does
                   `context_parallel_auto`: over 60 configurations, in which the schedule that it chooses is held against all others
   --render        prints the tables of results files

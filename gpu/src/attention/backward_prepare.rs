@@ -15,7 +15,7 @@ const ROWS: u32 = 64;
 
 /// The statistics of each block of queries of `[batches, heads]`.
 ///
-/// `out` and `grad_out` are `[batches, rows, heads, D]`, `log_sum_exp` is `[batches, heads, rows]`.
+/// `out` and `grad_out` are `[batches, rows, heads, D]`, of rows of `row_heads` heads from the first of these on; `log_sum_exp` is `[batches, heads, rows]`.
 #[kernel(threads = THREADS, grid = grid)]
 #[instances(T = [bf16, f16], D = [64, 128])]
 pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
@@ -24,6 +24,7 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     log_sum_exp: Global<f32>,
     statistics: BlockStatistics,
     heads: u32,
+    row_heads: u32,
     rows: u32,
 ) {
     let BlockStatistics { offsets, deltas, rows: padded, .. } = statistics;
@@ -37,7 +38,7 @@ pub fn attention_backward_prepare<T: Float + Pod, const D: usize>(
     let mut pass = 0;
     while pass < const { ROWS * (D / Vector::<T>::LANES) as u32 / THREADS } {
         let row = first + pass * (THREADS / lanes);
-        let at = ((u64::from(batch) * u64::from(rows) + u64::from(row)) * u64::from(heads) + u64::from(head_of_batch)) * D as u64
+        let at = ((u64::from(batch) * u64::from(rows) + u64::from(row)) * u64::from(row_heads) + u64::from(head_of_batch)) * D as u64
             + u64::from(lane) * Vector::<T>::LANES as u64;
         let delta = row_delta(&out, &grad_out, at, row < rows, lanes);
         if lane == 0 && row < padded {
@@ -56,8 +57,12 @@ fn grid<T: Float + Pod, const D: usize>(args: &AttentionBackwardPrepareArgs<'_, 
     let heads = if args.rows == 0 { 0 } else { rows / u64::from(args.rows) };
     LaunchError::check_length("log_sum_exp", heads * u64::from(args.rows), rows)?;
     LaunchError::check_multiple("log_sum_exp", u64::from(args.heads) * u64::from(args.rows), rows)?;
-    LaunchError::check_length("out", rows * D as u64, args.out.len())?;
-    LaunchError::check_length("grad_out", rows * D as u64, args.grad_out.len())?;
+    LaunchError::check_at_least("row_heads", args.heads.into(), args.row_heads.into())?;
+    // Rows but the last have what follows the heads, too.
+    let all_rows = rows / u64::from(args.heads).max(1);
+    let elements = if all_rows == 0 { 0 } else { ((all_rows - 1) * u64::from(args.row_heads) + u64::from(args.heads)) * D as u64 };
+    LaunchError::check_length("out", elements, args.out.len())?;
+    LaunchError::check_length("grad_out", elements, args.grad_out.len())?;
     LaunchError::check_alignment("out", 16, args.out.address())?;
     LaunchError::check_alignment("grad_out", 16, args.grad_out.address())?;
     args.statistics.check(heads)?;

@@ -21,7 +21,6 @@ use super::arriving_backward_packed as packed;
 use super::backward::BackwardElement;
 use super::backward_blocks::{BlockArguments, Blocks, map_mut};
 use super::backward_choice::BackwardKernel;
-use super::backward_deltas::ResultRows;
 use super::config::{AttentionConfig, Layout};
 use super::heads::by_head;
 use super::sequences::BoundSequences;
@@ -176,6 +175,24 @@ where
     Ok(Box::new(move |binding| bind(Arc::clone(&kernels), binding)))
 }
 
+/// Heads from one row of a result and its gradient to the next, for the kernel that sums rows: heads of a row follow each other, and all rows are as far apart.
+fn row_heads<T>(of_rank: &AttentionConfig, tensors: [Heads<'_, T>; 2]) -> Result<u32> {
+    let ([batches, rows, heads, size], sbhd) = (of_rank.whole_result().shape, of_rank.layout == Layout::Sbhd);
+    let found = tensors.map(|tensor| {
+        let [batch, row, head] = tensor.strides();
+        let of_batch = if sbhd { heads * size } else { rows * row };
+        let follows = (heads <= 1 || head == size) && (batches <= 1 || batch == of_batch) && row.is_multiple_of(size.max(1));
+        (tensor.shape() == [batches, rows, heads, size] && follows).then_some(row / size.max(1))
+    });
+    match found {
+        [Some(one), Some(other)] if one == other => Ok(one as u32),
+        _ => {
+            let why = "the kernel that sums rows takes both with heads that follow each other, and rows of all batches as far apart: copy the tensors";
+            Err(Error::Invalid { what: "ContextParallel, out and grad_out", why: why.to_owned() })
+        }
+    }
+}
+
 /// What the queries of a rank see.
 struct Sight {
     mask: Seen,
@@ -243,11 +260,7 @@ where
     let key_heads = own_k.shape()[2];
     let [out, grad_out] = results;
     let of_rank = AttentionConfig { queries: rows, keys: rows, ..config };
-    let result = ResultRows::new(&of_rank, out, grad_out)?;
-    if !result.is_whole() {
-        let why = "there are gaps between batches, but the kernel that sums rows takes them without: copy the tensor".to_owned();
-        return Err(Error::Invalid { what: "ContextParallel, out and grad_out", why });
-    }
+    let row_heads = row_heads(&of_rank, [out, grad_out])?;
     let mut uploads = Uploads::default();
     let counts = [batches * heads, rows.div_ceil(QUERIES as u64)];
     let mut blocks = Blocks::<_, D, QUERIES, 4>::new(&mut uploads, stream, [q, grad_out, k, v], None, by_head, counts, None)?;
@@ -270,12 +283,15 @@ where
     let SlotPlaces { ranks, readers, step } = slots;
     let [batches, heads, key_heads] = [batches, heads, key_heads].map(|size| size as u32);
     let tile_heads = KeyHeads { batches, heads: key_heads, group: heads / key_heads, splits: 1, step: 0 };
+    // Batches of sbhd are heads of a row.
+    let heads_of_row = if config.layout == Layout::Sbhd { batches * heads } else { heads };
+    let (out, of_out) = (out.view(), grad_out.view());
     let multiply_kernels = Arc::clone(&kernels);
     let multiply: Multiply<'a> = Box::new(move |stream, waits, values, grad_sink, given| {
         let (main, prepare, _, convert, of_sink) = &*multiply_kernels;
-        let ResultRows { out, grad_out, heads: of_row, rows: count, .. } = result;
         let statistics = blocks.statistics();
-        prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: of_row, rows: count })?;
+        let (heads, rows) = (heads_of_row, rows as u32);
+        prepare.launch(stream, PrepareArgs { out, grad_out: of_out, log_sum_exp, statistics, heads, row_heads, rows })?;
         let WaitsArgument { lines, first: first_line, patience } = waits;
         let waits = WaitsArgument { lines, first: first_line, patience };
         let BlockArguments { tensors, sums, counter, .. } = blocks.arguments();

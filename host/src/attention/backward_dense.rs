@@ -163,7 +163,8 @@ where
         match &mut statistics {
             Statistics::Of(ResultRows { out, grad_out, heads, rows, .. }) => {
                 let (out, grad_out, statistics) = (*out, *grad_out, blocks.statistics());
-                prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads: *heads, rows: *rows })?;
+                let (heads, rows) = (*heads, *rows);
+                prepare.launch(stream, PrepareArgs { out, grad_out, log_sum_exp, statistics, heads, row_heads: heads, rows })?;
             }
             Statistics::Given(given) => given.launch(stream, arrange, blocks.statistics())?,
         }

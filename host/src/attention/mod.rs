@@ -96,7 +96,9 @@ mod tensors;
 pub use arriving::ArrivingElement;
 pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingTensors};
 pub use arriving_backward::ArrivingGradients;
-pub(crate) use arriving_backward::{ArrivingBackward, ArrivingBackwardTensors, SlotPlaces, packed_slot_elements, slot_elements};
+pub(crate) use arriving_backward::{
+    ArrivingBackward, ArrivingBackwardTensors, BoundArriving, SlotPlaces, packed_slot_elements, slot_elements,
+};
 pub(crate) use arriving_packed::ArrivingSequences;
 pub use backward::{AttentionBackward, BackwardElement, Order};
 pub use backward_choice::BackwardKernel;

@@ -22,6 +22,9 @@ pub struct ContextParallelConfig {
     pub forward: Schedule,
     /// The same in the backward pass, in which gradients of keys and values go back.
     pub backward: Schedule,
+    /// Bytes of the arena that [`Fused`](Schedule::Fused) takes at most: keys and values of all ranks, and their gradients in `f32`. Groups of key heads, a launch each, then take turns in two places: the
+    /// keys of a group travel while the one before it is attended to. None: all heads in one launch. Of dense tensors of one batch; other schedules do not look at it.
+    pub gathered_bytes: Option<u64>,
 }
 
 /// How the keys and values of all ranks reach the queries of all ranks.
@@ -91,7 +94,7 @@ pub(super) fn refuse<T>(why: String) -> Result<T> {
 impl ContextParallelConfig {
     /// Zigzag parts, and schedules as they suit.
     pub fn new(attention: AttentionConfig) -> Self {
-        Self { attention, partition: Partition::default(), forward: Schedule::Auto, backward: Schedule::Auto }
+        Self { attention, partition: Partition::default(), forward: Schedule::Auto, backward: Schedule::Auto, gathered_bytes: None }
     }
 
     /// Both passes by one schedule.
@@ -113,6 +116,10 @@ impl ContextParallelConfig {
 
     /// The same of one schedule: none, if it reaches no memory of other ranks.
     pub(super) fn arena_bytes_of(&self, schedule: Schedule, world: WorldSize, element_bytes: u64) -> u64 {
+        if schedule == Schedule::Fused && self.gathered_bytes.is_some() {
+            let groups = self.fused_groups(world, element_bytes).unwrap_or(1);
+            return self.of_groups(groups).arena_bytes_of(schedule, world, element_bytes).saturating_mul(groups.min(2));
+        }
         let AttentionConfig { layout, batches, queries, keys, heads, key_heads, head_size, .. } = self.attention;
         // Sizes that were not checked yet do not overflow.
         let [batches, queries, keys, heads, key_heads] = [batches, queries, keys, heads, key_heads].map(u128::from);

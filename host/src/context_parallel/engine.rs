@@ -7,7 +7,7 @@ use super::carrier::Reach;
 use super::config::{ContextParallelConfig, Schedule};
 use super::core::{Core, Route, elements};
 use super::element::ContextElement;
-use super::fused::Fused;
+use super::fused_groups::FusedGroups;
 use super::local::Local;
 use super::mover::Mover;
 use super::plan::Direction;
@@ -21,7 +21,7 @@ use crate::thd::{Packed, Share};
 pub(super) enum Engine<'t, T: ContextElement> {
     Core(Box<Core<'t, T>>),
     AllToAll(Box<AllToAll<'t, T>>),
-    Fused(Box<Fused<T>>),
+    Fused(Box<FusedGroups<T>>),
 }
 
 impl<'t, T: ContextElement> Engine<'t, T> {
@@ -45,7 +45,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
             }
             Schedule::Fused => {
                 let (arena, member) = transport.memory_for(schedule)?;
-                Ok(Self::Fused(Box::new(Fused::new(stream, arena, member, config, share, passes.contains(&Direction::Backward))?)))
+                Ok(Self::Fused(Box::new(FusedGroups::new(stream, arena, member, config, share, passes.contains(&Direction::Backward))?)))
             }
             Schedule::Hierarchical { inner } => {
                 let (near_messages, far_messages) = transport.grid_for(schedule, share, inner)?;
@@ -124,7 +124,7 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         let own = match self {
             Self::Core(_) => Vec::new(),
             Self::AllToAll(all_to_all) => all_to_all.streams().collect(),
-            Self::Fused(fused) => vec![fused.stream()],
+            Self::Fused(fused) => fused.streams().collect(),
         };
         own.into_iter().chain(self.core().map(|core| &core.comm)).collect()
     }
@@ -153,7 +153,10 @@ impl<'t, T: ContextElement> Engine<'t, T> {
         let (mut kernels, launches) = match self {
             Self::Core(core) => core.kernels(direction),
             Self::AllToAll(all_to_all) => all_to_all.kernels(direction),
-            Self::Fused(fused) => (vec![fused.kernel(direction)], 1),
+            Self::Fused(fused) => {
+                let (kernel, launches) = fused.kernel(direction);
+                (vec![kernel], launches)
+            }
         };
         kernels.sort_unstable();
         kernels.dedup();

@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex};
 
 use super::arrays::Arrays;
 use super::config::ContextParallelConfig;
-use super::core::check_captures;
 use super::element::ContextElement;
 use super::forward::{check_max_logit, check_sink};
 use super::fused_gradients::FusedGradients;
+use super::key_exchange::BoundPass;
 use super::local::Local;
-use super::memory::{Scratch, note};
+use super::memory::Scratch;
 use super::numbers::Numbers;
 use super::pieces::Pieces;
 use super::plan::Direction;
@@ -32,16 +32,13 @@ use crate::attention::{
 };
 use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream};
+use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::sum_parts::LargestPart;
-use crate::symmetric::{Arena, Flags, Rows, SymmetricBuffer};
+use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 use crate::tensor::Heads;
 use crate::thd::{Packed, Partition, Share, StepKeys};
 use oxtile_kernels::attention::{MOST_KEY_BLOCKS, PRESENT};
-use oxtile_tile::arrivals::WaitsArgument;
 use oxtile_tile::launch::DeviceView;
-
-const WHAT: &str = "ContextParallel, fused";
 
 /// Memory of a rank for the forward pass of one shape.
 pub(super) struct Fused<T: ContextElement> {
@@ -63,10 +60,10 @@ pub(super) struct Fused<T: ContextElement> {
     /// Keys and values of all ranks, in the order of tokens, or of packed sequences of one rank after another. Locked while a pass is enqueued.
     pub(super) gathered: Mutex<[SymmetricBuffer<T>; 2]>,
     /// The same memory, as kernels of this rank read it.
-    places: [Scratch<T>; 2],
-    sections: Sections,
+    pub(super) places: [Scratch<T>; 2],
+    pub(super) sections: Sections,
     pub(super) ready: Flags,
-    free: Flags,
+    pub(super) free: Flags,
     /// The flag of each section and chunk.
     table: Buffer<u32>,
     /// Carries keys to the others.
@@ -281,7 +278,7 @@ impl<T: ContextElement> Fused<T> {
     }
 
     /// Binds tensors of this rank, of the layout and the rows that the configuration says.
-    pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<Bound<'a>> {
+    pub fn bind_forward<'a>(&'a self, stream: &Stream, inputs: Inputs<'a, T>, outputs: Outputs<'a, T>) -> Result<BoundPass<'a, T>> {
         let (local, Inputs { q, k, v, sink, .. }) = (&self.local, inputs);
         let [of_q, of_k, of_v] = local.given.whole_inputs();
         let q = local.rows("ContextParallel, q", q, of_q)?;
@@ -301,133 +298,21 @@ impl<T: ContextElement> Fused<T> {
         let of_rank = self.numbers.as_ref().filter(|_| max_logit.is_some()).map(|numbers| numbers.own.lend());
         let tensors = ArrivingTensors { q, own, gathered, out, log_sum_exp, sink, max_logit: of_rank, places: self.places() };
         let mut kernel = self.kernel.bind(stream, tensors)?;
-        Ok(Bound::new(move |stream| {
-            self.pass(stream, |gathered| {
-                self.exchange(stream, gathered, own, |waits| kernel(stream, waits))?;
+        let share = local.share;
+        Ok(BoundPass {
+            own,
+            launch: Box::new(move |stream, waits| kernel(stream, waits)),
+            finish: Box::new(move |stream| {
                 let (Some(max_logit), Some(numbers)) = (&mut max_logit, &self.numbers) else { return Ok(()) };
-                let Share { world, .. } = self.local.share;
-                numbers.together(stream, self.local.share, |all| {
-                    self.largest.run(stream, all, world.get(), self.config.attention.heads, max_logit.reborrow())
+                numbers.together(stream, share, |all| {
+                    self.largest.run(stream, all, share.world.get(), self.config.attention.heads, max_logit.reborrow())
                 })
-            })
-        }))
-    }
-}
-
-/// One pass.
-impl<T: ContextElement> Fused<T> {
-    /// Enqueues a pass, which holds the lock. One that fails ends the arena: the others go on with it.
-    pub(super) fn pass(&self, stream: &Stream, enqueue: impl FnOnce(&mut [SymmetricBuffer<T>; 2]) -> Result<()>) -> Result<()> {
-        let mut gathered = lock(&self.gathered);
-        check_captures(stream, &self.out)?;
-        self.arena.check()?;
-        // After the pass before, on whichever stream: until it has reset the flags, a kernel would take its keys for those of this one.
-        note(stream, &self.places.each_ref().map(|place| place.access(true)))?;
-        let done = enqueue(&mut gathered);
-        if let Err(error) = &done
-            && !stream.is_capturing()
-        {
-            // What is returned is why.
-            let _ = self.arena.abort(&format!("{WHAT}: {error}"));
-        }
-        done
-    }
-
-    /// Puts own keys at the others while `kernel` waits for theirs, and then says that they were read.
-    pub(super) fn exchange(
-        &self,
-        stream: &Stream,
-        gathered: &mut [SymmetricBuffer<T>; 2],
-        own: [Heads<'_, T>; 2],
-        kernel: impl FnOnce(WaitsArgument<'_>) -> Result<()>,
-    ) -> Result<()> {
-        // After the caller's work so far, also on memory whose uses the runtime does not know.
-        self.out.wait(&stream.mark()?)?;
-        if !self.pieces.own_apart {
-            self.keep(stream, own)?;
-        }
-        // Before the launch that waits for what others put: queues of the device may be shared.
-        self.put(gathered, own)?;
-        let flags = self.awaited();
-        kernel(self.ready.waits(stream, &flags)?)?;
-        // Later work may write the keys again, and a capture ends on one stream.
-        stream.wait(&self.out.mark()?)?;
-        let mut batch = self.arena.batch(stream);
-        for (flag, from) in flags {
-            // A flag that the kernel has not waited for may not be set yet.
-            batch = if self.pieces.may_skip() { batch.wait_flag(&self.ready, flag, from)? } else { batch };
-            batch = batch.clear(&self.ready, flag, from)?;
-        }
-        batch.enqueue()?;
-        if stream.0.runtime.kind() == Kind::Emulated {
-            gathered.iter_mut().try_for_each(|all| all.discard(stream, 0..all.len()))?;
-        }
-        let batch = self.arena.batch(stream);
-        self.owners().try_fold(batch, |batch, owner| batch.set(&self.free, 0, owner))?.enqueue()
-    }
-
-    /// Copies own keys among those of all ranks.
-    fn keep(&self, stream: &Stream, own: [Heads<'_, T>; 2]) -> Result<()> {
-        let Share { rank, .. } = self.local.share;
-        for (tensor, place) in own.iter().zip(&self.places) {
-            let rows: Vec<_> = self
-                .pieces
-                .of(rank)
-                .into_iter()
-                .flat_map(|piece| self.pieces.copies(tensor, piece, 0..self.sections.heads.into()))
-                .collect();
-            Rows::copy_all(stream, WHAT, tensor.view(), place.lend(), &rows)?;
-        }
-        Ok(())
-    }
-
-    /// Puts own keys at the others, a section at all of them before the next one, and sets its flag.
-    fn put(&self, gathered: &[SymmetricBuffer<T>; 2], own: [Heads<'_, T>; 2]) -> Result<()> {
-        let Share { rank: me, world, .. } = self.local.share;
-        let turns = || {
-            let ranks = (1..world.get()).filter_map(move |step| Rank::new((me.index() + world.get() - step) % world.get(), world));
-            ranks.filter(|reader| self.pieces.reads(*reader, me))
-        };
-        for (section, to) in (0..self.sections.count()).flat_map(|section| turns().map(move |to| (section, to))) {
-            let there = world_rank(&self.member, to);
-            if section == 0 {
-                self.arena.batch(&self.out).take_back(&self.free, 0, there)?.enqueue()?;
-            }
-            for (tensor, all) in own.iter().zip(gathered) {
-                let rows: Vec<_> =
-                    self.pieces.seen(me, to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
-                all.put_rows_each(&self.out, tensor.view(), there, &rows)?;
-            }
-            self.arena.batch(&self.out).set(&self.ready, section, there)?.enqueue()?;
-        }
-        Ok(())
-    }
-
-    /// The flags of all sections of the ranks whose keys are read.
-    pub(super) fn awaited(&self) -> Vec<(u32, Rank)> {
-        (0..self.sections.count()).flat_map(|section| self.owners().map(move |from| (section, from))).collect()
-    }
-
-    /// The other ranks whose keys this one reads, by their numbers in the arena.
-    pub(super) fn owners(&self) -> impl Iterator<Item = Rank> {
-        let me = self.local.share.rank;
-        self.others(move |pieces, other| pieces.reads(me, other))
-    }
-
-    /// Those that read the keys of this one.
-    pub(super) fn readers(&self) -> impl Iterator<Item = Rank> {
-        let me = self.local.share.rank;
-        self.others(move |pieces, other| pieces.reads(other, me))
-    }
-
-    fn others(&self, is: impl Fn(&Pieces, Rank) -> bool) -> impl Iterator<Item = Rank> {
-        let Share { rank, world, .. } = self.local.share;
-        let others = world.ranks().filter(move |other| *other != rank && is(&self.pieces, *other));
-        others.map(|other| world_rank(&self.member, other))
+            }),
+        })
     }
 }
 
 /// The rank of the arena that a rank of the team is.
-fn world_rank(member: &Member, rank: Rank) -> Rank {
+pub(super) fn world_rank(member: &Member, rank: Rank) -> Rank {
     member.team().world_rank(rank).unwrap_or_else(|| panic!("{rank} is not of {:?}", member.team()))
 }

@@ -7,14 +7,15 @@ use super::config::ContextParallelConfig;
 use super::element::ContextElement;
 use super::forward::check_sink;
 use super::fused::Fused;
+use super::key_exchange::BoundPass;
 use super::memory::{Scratch, zero};
 use super::pieces::Pieces;
 use crate::attention::{
-    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, GradientTarget, Gradients, Inputs, SlotPlaces, packed_slot_elements,
-    slot_elements,
+    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, BoundArriving, GradientTarget, Gradients, Inputs, SlotPlaces,
+    packed_slot_elements, slot_elements,
 };
 use crate::runtime::runtime::lock;
-use crate::runtime::{Bound, Buffer, Error, Result, Stream};
+use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::sum_parts::SumParts;
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 use crate::tensor::HeadsMut;
@@ -86,7 +87,12 @@ impl<T: ContextElement> FusedGradients<T> {
 
 impl<T: ContextElement> Fused<T> {
     /// Binds tensors of this rank, of the layout and the rows that the configuration says.
-    pub fn bind_backward<'a>(&'a self, stream: &Stream, inputs: BackwardInputs<'a, T>, gradients: Gradients<'a, T>) -> Result<Bound<'a>> {
+    pub fn bind_backward<'a>(
+        &'a self,
+        stream: &Stream,
+        inputs: BackwardInputs<'a, T>,
+        gradients: Gradients<'a, T>,
+    ) -> Result<BoundPass<'a, T>> {
         let Some(of) = &self.gradients else { unreachable!("a backward pass that is fused has memory for it") };
         let (given, share) = (&self.local.given, self.local.share);
         let BackwardInputs { forward: Inputs { q, k, v, sink, .. }, out, log_sum_exp, grad_out } = inputs;
@@ -117,9 +123,11 @@ impl<T: ContextElement> Fused<T> {
             places: self.places(),
             slots: SlotPlaces { ranks, readers: self.pieces.readers(), step },
         };
-        let mut bound = of.kernel.bind(stream, tensors)?;
-        Ok(Bound::new(move |stream| {
-            self.pass(stream, |gathered| {
+        let BoundArriving { mut multiply, mut add } = of.kernel.bind(stream, tensors)?;
+        let numbers = self.numbers.as_ref().filter(|_| sink.is_some());
+        Ok(BoundPass {
+            own: rows,
+            launch: Box::new(move |stream, waits| {
                 let mut slots = lock(&of.slots);
                 let mut mine = slots.contiguous_mut()?.slice(rank * of.slot..(rank + 1) * of.slot)?;
                 let tell = || {
@@ -134,23 +142,22 @@ impl<T: ContextElement> Fused<T> {
                     let batch = batch.answered();
                     self.owners().try_fold(batch, |batch, owner| batch.set(&of.given, 0, owner))?.enqueue()
                 };
-                let numbers = self.numbers.as_ref().filter(|_| sink.is_some());
-                self.exchange(stream, gathered, rows, |waits| {
-                    // SAFETY: the kernel stores in this rank's slots alone, those of the slice.
-                    let view = unsafe { mine.view_mut(stream) }?;
-                    (bound.multiply)(stream, waits, view, numbers.map(|numbers| numbers.own.lend()), &tell)
-                })?;
+                // SAFETY: the kernel stores in this rank's slots alone, those of the slice.
+                let view = unsafe { mine.view_mut(stream) }?;
+                multiply(stream, waits, view, numbers.map(|numbers| numbers.own.lend()), &tell)
+            }),
+            finish: Box::new(move |stream| {
                 let all = self.arena.batch(stream);
                 self.readers().try_fold(all, |batch, from| batch.take_back(&of.given, 0, from))?.enqueue()?;
-                (bound.add)(stream, of.place.lend())?;
+                add(stream, of.place.lend())?;
                 // All ranks bring theirs, also where this one's caller does not ask for the sum.
                 let Some(numbers) = numbers else { return Ok(()) };
                 numbers.together(stream, share, |all| match &mut grad_sink {
                     Some(grad_sink) => of.sum.run(stream, all, ranks as u32, heads, grad_sink.reborrow()),
                     None => Ok(()),
                 })
-            })
-        }))
+            }),
+        })
     }
 }
 

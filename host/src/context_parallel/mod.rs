@@ -13,6 +13,7 @@
 //! | `fp8`, `fp8_gathered`, `fp8_traded` | attention of 8 bits, of gathered codes, or of traded ones |
 //! | `mover`, `pull` | how keys travel, and gradients go back |
 //! | `fused`, `fused_gradients` | a pass in one launch, which waits for keys |
+//! | `key_exchange`, `fused_groups` | how keys travel around it; groups of heads, where memory is capped |
 //! | `pieces`, `sections` | what arrives for it: the chunks that a rank sees; the heads that arrive together |
 //! | `gathered` | keys of all ranks in the order of tokens |
 //! | `all_to_all`, `alone`, `head_group`, `trading` | attention by traded heads, some of which travel together; in which order |
@@ -39,8 +40,10 @@ mod fp8_gathered;
 mod fp8_traded;
 mod fused;
 mod fused_gradients;
+mod fused_groups;
 mod gathered;
 mod head_group;
+mod key_exchange;
 mod lane;
 mod lane_numbers;
 mod launches;

@@ -188,6 +188,8 @@ impl ContextParallelConfig {
                 // Gradients of keys are stored for each rank, and read when they are added up.
                 let sums = [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
                 let wire = received / HOPPER.copies;
+                // Groups of heads have a launch each.
+                let whole = if self.fused_groups(world, size).is_ok_and(|groups| groups > 1) { whole * HOPPER.groups } else { whole };
                 Time { compute: whole + sums, exposed: if ranks == 1 { 0.0 } else { (wire - whole).max(0.0) + HOPPER.start } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {

@@ -172,11 +172,14 @@ impl ContextParallelConfig {
             Schedule::Fused if !means.waits => {
                 Some("kernels that wait for keys need sm_90, and a GPU for each rank: take gather or pull".to_owned())
             }
-            Schedule::Fused => fused::why_not::<bf16>(self, direction, world).or_else(no_memory).or_else(|| {
-                let why =
-                    "gradients go to all ranks of an arena in one range of addresses: take a team of all ranks, and vmm, or all-to-all";
-                (direction == Direction::Backward && !means.contiguous).then(|| why.to_owned())
-            }),
+            Schedule::Fused => fused::why_not::<bf16>(self, direction, world)
+                .or_else(|| self.fused_groups(world, size).err())
+                .or_else(no_memory)
+                .or_else(|| {
+                    let why =
+                        "gradients go to all ranks of an arena in one range of addresses: take a team of all ranks, and vmm, or all-to-all";
+                    (direction == Direction::Backward && !means.contiguous).then(|| why.to_owned())
+                }),
             Schedule::Ring if !means.messages => Some(no_messages()),
             Schedule::Ring => None,
             Schedule::Pull => no_memory(),

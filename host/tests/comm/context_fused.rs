@@ -167,6 +167,60 @@ fn options_in_any_order() {
     }
 }
 
+/// With at most so many of the bytes that all heads take, in 1/1000.
+fn capped(case: Case, share: u64) -> Case {
+    let all = case.config.arena_bytes(case.world(), 2);
+    Case { config: ContextParallelConfig { gathered_bytes: Some(all * share / 1000), ..case.config }, ..case }
+}
+
+/// Groups of heads that take turns in two places have the bits of all heads in one launch, of every result: with options, in graphs, in any order of streams, under no more memory than
+/// the cap.
+#[test]
+fn groups_of_heads_take_turns() {
+    let base = AttentionConfig { queries: 512, keys: 512, heads: 8, key_heads: 4, ..BASE };
+    let options = AttentionConfig { window: Window { left: Some(150), right: None }, sink: Sink::Learnable, max_logit: true, ..base };
+    let of = |attention| Case::new(2, attention).by(Schedule::Fused);
+    let plain = of(AttentionConfig { head_size: 128, mask: Mask::Full, layout: Layout::Sbhd, heads: 4, ..base });
+    for case in [of(options), plain] {
+        let whole = case.whole();
+        let all = case.results_of(&whole).unwrap();
+        let some = capped(case.clone(), 510);
+        let ranks = Ranks::new(&some).unwrap();
+        let operations = ranks.operations::<bf16>().unwrap();
+        let plan = operations[0].plan();
+        assert_eq!([plan.forward.launches, plan.backward.launches], [4, 4], "{plan}");
+        assert!(plan.bytes <= some.config.gathered_bytes.unwrap(), "{plan}");
+        assert_eq!(plan.forward.received, ranks_plan(&case).forward.received);
+        drop(operations);
+        ranks.close().unwrap();
+        for (found, all) in some.results_of(&whole).unwrap().iter().zip(&all) {
+            assert!(bits(found) == bits(all), "{some:?}");
+        }
+        some.run().unwrap();
+    }
+    let case = capped(of(AttentionConfig { heads: 4, ..options }), 510);
+    captured(&case).unwrap();
+    two_layers(&case).unwrap();
+    (1..=seeds() / 32).for_each(|seed| run_ahead(&Case { seed, mode: Mode::Check, ..case.clone() }).unwrap());
+    same_bits(&case, seeds() / 32);
+    // As many as fit: of two groups each would be there, as with one.
+    let few = capped(of(AttentionConfig { key_heads: 2, ..base }), 990);
+    let refused = Ranks::new(&few).unwrap();
+    let error = ContextParallel::<bf16>::new(&refused.world.streams[0], refused.transport(0), few.config).unwrap_err().to_string();
+    assert!(error.contains("gathered_bytes is") && error.contains("two key heads at once"), "{error}");
+}
+
+/// The bits of all results.
+fn bits(of: &Results) -> Vec<u64> {
+    let Results { out, log_sum_exp, max_logit, grad_q, grad_k, grad_v, grad_sink } = of;
+    [out, log_sum_exp, max_logit, grad_q, grad_k, grad_v, grad_sink].into_iter().flatten().map(|x| x.to_bits()).collect()
+}
+
+fn ranks_plan(case: &Case) -> oxtile::context_parallel::Plan {
+    let ranks = Ranks::new(case).unwrap();
+    ContextParallel::<bf16>::new(&ranks.world.streams[0], ranks.transport(0), case.config).unwrap().plan().clone()
+}
+
 /// Both passes in a graph before any call, of two layers by turns, by ranks that run ahead, and in any order of streams: always the same bits.
 #[test]
 fn passes_in_any_order() {
@@ -230,6 +284,9 @@ fn what_is_not_taken_is_refused() {
     refused(of(AttentionConfig { window, ..long }), true, ["fused cannot be taken", "window: take pull, gather or all-to-all"]);
     refused(of(AttentionConfig { sink: Sink::OffByOne, ..long }), true, ["fused", "sink"]);
     refused(of(AttentionConfig { max_logit: true, ..long }), true, ["fused", "max_logit"]);
+    let batches = AttentionConfig { queries: 512, keys: 512, batches: 2, heads: 4, key_heads: 4, ..BASE };
+    let most = of(batches).arena_bytes(oxtile::comm::WorldSize::new(2).unwrap(), 2) * 51 / 100;
+    refused(ContextParallelConfig { gathered_bytes: Some(most), ..of(batches) }, true, ["fused", "dense tensors of one batch"]);
     refused(of(AttentionConfig { soft_cap: Some(9.0), queries: 512, keys: 512, ..BASE }), true, ["gradients", "soft_cap"]);
     refused(of(AttentionConfig { layout: Layout::Packed, ..BASE }), true, ["fused", "1 sequences in 48 rows"]);
     refused(of(AttentionConfig { mask: Mask::Full, keys: 24, ..BASE }), true, ["fused", "as many of both"]);

@@ -70,6 +70,7 @@ fn attention_backward(device: &Device) -> Result<Vec<u32>, Outcome> {
             rows: rows as u32,
         },
         heads: 1,
+        row_heads: 1,
         rows: QUERIES as u32,
     })?;
     let maps =
