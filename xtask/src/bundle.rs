@@ -62,11 +62,13 @@ pub fn make(arguments: &mut Parser) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Turns a folder of the bundle into an archive, which `run.sh` unpacks: programs shrink to a third, PTX and machine code to a fifth.
+/// Turns a folder of the bundle into an archive, which `run.sh` unpacks: programs shrink to a fifth, PTX and machine code to less.
 fn compress(bundle: &Path, name: &str) -> Result<()> {
     let mut tar = Command::new("tar");
-    let status = tar.current_dir(bundle).args(["-czf", &format!("{name}.tgz"), name]).status().context("cannot run tar")?;
-    ensure!(status.success(), "tar could not compress {}", bundle.join(name).display());
+    // By all processors.
+    tar.current_dir(bundle).env("XZ_OPT", "-T0").args(["-cJf", &format!("{name}.txz"), name]);
+    let status = tar.status().context("cannot run tar")?;
+    ensure!(status.success(), "tar could not compress {} (it takes xz: package xz-utils)", bundle.join(name).display());
     fs::remove_dir_all(bundle.join(name)).with_context(|| format!("cannot remove {}", bundle.join(name).display()))
 }
 

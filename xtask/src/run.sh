@@ -16,8 +16,8 @@ export OXTILE_COMMIT
 [ ! -d /usr/local/cuda/lib64 ] || export LD_LIBRARY_PATH="/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 cd "$here" || exit 1
 # Programs come to lie beside this script.
-[ -x oxtile-tests ] || tar -xzf programs.tgz --strip-components=1 || exit 1
-[ -d kernels ] || tar -xzf kernels.tgz || exit 1
+[ -x oxtile-tests ] || tar -xJf programs.txz --strip-components=1 || exit 1
+[ -d kernels ] || tar -xJf kernels.txz || exit 1
 failures=0
 
 # Where PyPI's packages keep a library that the loader does not know: `of_pypi nccl/lib/libnccl.so.2`. Nothing where it knows it, or there is none.

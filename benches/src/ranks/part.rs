@@ -46,7 +46,8 @@ impl Part {
         self.local.m / self.ranks
     }
 
-    /// The rows of a shard of the sum, each element with a bound: the products of all ranks in `f32`. Parts are rounded, and so is the result.
+    /// The rows of a shard of the sum, each element with a bound: the products of all ranks in `f32`. Parts are rounded, and so is the result. Sums of numbers of about 1 in another order
+    /// differ by some 2^-24 of each, more than what is rounded where parts are much larger than their sum: of 28672 of them 0.0021 was found between tiles of two sizes.
     pub fn expected(&self, shard: u64) -> Result<Vec<[f32; 2]>> {
         let Self { runtime, compute, local, pattern, .. } = self;
         let rows = self.rows();
@@ -62,7 +63,8 @@ impl Part {
                 (*sum, *size) = (*sum + part, *size + part.abs());
             }
         }
-        Ok(sums.into_iter().map(|[sum, size]| [sum, (size + sum.abs()) / 256.0 + 1e-3]).collect())
+        let order = (self.ranks * local.k) as f32 * f32::EPSILON;
+        Ok(sums.into_iter().map(|[sum, size]| [sum, (size + sum.abs()) / 256.0 + order + 1e-3]).collect())
     }
 }
 

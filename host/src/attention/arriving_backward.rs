@@ -290,8 +290,8 @@ where
     let multiply: Multiply<'a> = Box::new(move |stream, waits, values, grad_sink, given| {
         let (main, prepare, _, convert, of_sink) = &*multiply_kernels;
         let statistics = blocks.statistics();
-        let (heads, rows) = (heads_of_row, rows as u32);
-        prepare.launch(stream, PrepareArgs { out, grad_out: of_out, log_sum_exp, statistics, heads, row_heads, rows })?;
+        let args = PrepareArgs { out, grad_out: of_out, log_sum_exp, statistics, heads: heads_of_row, row_heads, rows: rows as u32 };
+        prepare.launch(stream, args)?;
         let WaitsArgument { lines, first: first_line, patience } = waits;
         let waits = WaitsArgument { lines, first: first_line, patience };
         let BlockArguments { tensors, sums, counter, .. } = blocks.arguments();

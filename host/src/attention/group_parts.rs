@@ -20,7 +20,7 @@ const EXTRA: u64 = 32;
 impl AttentionConfig {
     /// Among how many tiles the query heads that share keys are split, a divisor of their number: the one with
     /// which the last multiprocessor ends first, where a block of keys is multiplied by blocks of `queries`.
-    pub(super) fn group_parts(&self, queries: u64) -> u64 {
+    pub(crate) fn group_parts(&self, queries: u64) -> u64 {
         let (group, heads) = (self.group(), self.batches * self.key_heads);
         let tiles = heads * self.keys.div_ceil(BACKWARD_KEYS as u64);
         if group == 1 || tiles == 0 || tiles >= ENOUGH * MULTIPROCESSORS {

@@ -10,26 +10,39 @@ use crate::comm::{Rank, WorldSize};
 use crate::runtime::{Kind, Stream};
 use crate::thd::{Partition, Share};
 
-/// What the model knows of devices and links: `bf16` heads of 128 on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host
-/// (docs/performance/context_parallel.md).
+/// What the model knows of devices and links: `bf16` heads on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host, and what passes took in the sweep of
+/// `Auto` on two H200s (docs/performance/context_parallel.md).
 struct Rates {
-    /// Operations a second of the kernels of whole sequences, in either direction.
-    whole: [f64; 2],
-    /// Of the kernels of steps, of those, in either direction.
-    steps: [f64; 2],
+    /// Operations a second of the kernels of whole sequences, in either direction: of heads of up to 64 elements, and of larger ones.
+    whole: [[f64; 2]; 2],
+    /// Of kernels that cap scores, of those.
+    capped: [f64; 2],
+    /// Of the forward kernels of steps, of those: under a causal mask and a full one, of smaller heads and of larger ones. And of the backward kernels.
+    steps: [[f64; 2]; 2],
+    steps_back: f64,
+    /// The same of forward kernels with options, which merge every step.
+    merged: f64,
+    /// Operations a second of a multiprocessor that has the longest tile of keys in the backward pass, of smaller heads and of larger ones.
+    tile: [f64; 2],
     /// Bytes a second into a device: by its own copies from another one's memory, by messages of keys, and by messages of heads with all that they wait for.
     copies: f64,
     messages: f64,
     heads: f64,
-    /// The time of launches of groups of heads over that of one launch, and the seconds that the copies and flags of the first and the last group take beside their bytes.
+    /// The time of launches of groups of heads over that of one launch.
     groups: f64,
+    /// The seconds that copies and flags of a traded group take beside their bytes; the seconds in which the host enqueues a group, in either direction.
+    of_group: f64,
+    group_calls: [f64; 2],
+    /// The seconds that the first and the last group of packed sequences take beside their bytes; the time of its launches over one of all heads, in either direction: they are short.
     ends: f64,
-    /// The same of packed sequences, in either direction: their launches are short.
     packed_groups: [f64; 2],
-    /// The seconds until the first keys are there for which a kernel waits, beyond what steps take beside their products.
-    start: f64,
+    /// The seconds that steps take beyond a pass in one launch, in either direction: launches, sums, flags; and each section of heads after the first in one launch.
+    launches: [f64; 2],
+    section: f64,
     /// The seconds that steps of packed sequences take beyond all else, at least: zeroing, ends of launches, flags.
     packed: f64,
+    /// The time of packed sequences in one launch without a mask, over what it is by their products: steps do not have it.
+    packed_full: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
     /// Bytes a second of a device's memory, read or written.
@@ -39,20 +52,31 @@ struct Rates {
 }
 
 const HOPPER: Rates = Rates {
-    whole: [680e12, 560e12],
-    steps: [0.97, 0.95],
+    whole: [[488e12, 518e12], [680e12, 560e12]],
+    capped: [0.64, 0.74],
+    steps: [[1.03, 1.07], [0.99, 1.015]],
+    steps_back: 0.95,
+    merged: 0.87,
+    tile: [4.16e12, 5.17e12],
     copies: 380e9,
     messages: 160e9,
     heads: 90e9,
     groups: 1.02,
-    packed_groups: [1.17, 1.43],
+    of_group: 0.09e-3,
+    group_calls: [0.11e-3, 0.22e-3],
     ends: 0.45e-3,
-    start: 5e-6,
-    packed: 0.14e-3,
+    packed_groups: [1.17, 1.43],
+    launches: [11e-6, 0.3e-3],
+    section: 14e-6,
+    packed: 0.1e-3,
+    packed_full: 1.2,
     beside: 0.5,
     memory: 4.2e12,
     around: 150e9,
 };
+
+/// Queries of a block in the backward pass.
+const BLOCK: u64 = 64;
 
 /// Seconds by the model.
 #[derive(Clone, Copy)]
@@ -118,17 +142,58 @@ impl ContextParallelConfig {
         world.ranks().filter(|owner| *owner != reader).map(|owner| pieces.seen(owner, reader).count()).sum()
     }
 
-    /// The share of all pairs of a query and a key that are seen, of a sequence of so many tokens.
-    fn seen(&self, tokens: f64) -> f64 {
+    /// Pairs of a query and a key that are seen, of the first `rows` queries of a sequence of so many keys, at least as many.
+    fn pairs(&self, rows: f64, keys: f64) -> f64 {
         let Window { left, right } = self.window();
         let right = if self.is_causal() { Some(0) } else { right };
-        // The triangles on either side of the diagonal's band.
-        let hidden = |bound: Option<u64>| bound.map_or(0.0, |bound| (1.0 - bound as f64 / tokens.max(1.0)).max(0.0).powi(2) / 2.0);
-        1.0 - hidden(left) - hidden(right)
+        // Query `i` sees keys from `i - left` to `i + right`, of those there are.
+        let triangle = |side: f64| side.max(0.0).powi(2) / 2.0;
+        let before = left.map_or(0.0, |left| triangle(rows - left as f64));
+        let after = right.map_or(0.0, |right| triangle(keys - right as f64) - triangle(keys - right as f64 - rows));
+        rows * keys - before - after
+    }
+
+    /// Pairs of all sequences and heads that the rank with the most of them has.
+    fn most_pairs(&self, world: WorldSize) -> f64 {
+        let AttentionConfig { layout, batches, queries, keys, heads, .. } = self.attention;
+        // Of packed sequences the lengths are not known here: as if all were equal.
+        let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
+        let (rows, ranks) = (queries as f64, f64::from(world.get()));
+        let all = self.pairs(rows, keys as f64) / ranks;
+        let pairs = match self.partition {
+            // Without a window each rank has the same.
+            Partition::Zigzag if self.window() != Window::default() && queries == keys => {
+                let chunk = rows / self.partition.chunks(world) as f64;
+                let of = |number: u64| self.pairs(chunk * (number + 1) as f64, rows) - self.pairs(chunk * number as f64, rows);
+                let last = self.partition.chunks(world) - 1;
+                world.ranks().map(|rank| u64::from(rank.index())).map(|rank| of(rank) + of(last - rank)).fold(all, f64::max)
+            }
+            _ => all,
+        };
+        pairs * (batches * heads) as f64
+    }
+
+    /// Whether heads are larger than 64 elements.
+    fn is_wide(&self) -> usize {
+        usize::from(self.attention.head_size > 64)
+    }
+
+    /// The time of the longest tile of keys in the backward pass, whose keys so many queries of so many heads see: no launch is shorter.
+    fn longest(&self, queries: u64, heads: u64) -> f64 {
+        let Window { left, right } = self.window();
+        let right = if self.is_causal() { Some(0) } else { right };
+        let near = left.zip(right).map_or(queries, |(left, right)| (left + right + KEYS).min(queries));
+        let products = self.attention.head_size + self.attention.value_size();
+        (near * heads * KEYS * products * 5) as f64 / HOPPER.tile[self.is_wide()]
     }
 
     /// Whether copies within a device go [around](super::detour): attention beside them takes longer than they do. On the virtual cluster, whose copies take no time, they do.
     pub(super) fn goes_around(&self, stream: &Stream, schedule: Schedule, world: WorldSize, size: u64) -> bool {
+        stream.device().runtime().kind() == Kind::Emulated || self.hides_copies(schedule, world, size)
+    }
+
+    /// Whether attention takes longer than copies within a device by its engines.
+    fn hides_copies(&self, schedule: Schedule, world: WorldSize, size: u64) -> bool {
         let [q, out, kv] = self.elements(world).map(|elements| (elements * size) as f64);
         let (ranks, compute) = (f64::from(world.get()), self.compute(Direction::Forward, world));
         let (copied, arrival) = match schedule {
@@ -137,21 +202,18 @@ impl ContextParallelConfig {
             // Before others read it, while the own keys are attended to.
             _ => (ranks * kv, kv * ranks / HOPPER.copies),
         };
-        stream.device().runtime().kind() == Kind::Emulated || compute > copied / HOPPER.around + arrival
+        compute > copied / HOPPER.around + arrival
     }
 
-    /// The time of all products on each rank, by the kernels of whole sequences.
+    /// The time of all products on a rank, by the kernels of whole sequences.
     fn compute(&self, direction: Direction, world: WorldSize) -> f64 {
-        let AttentionConfig { layout, batches, queries, keys, heads, head_size, .. } = self.attention;
-        let products = head_size + self.attention.value_size();
-        // Of packed sequences the lengths are not known here: as if all were equal.
-        let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
+        let products = self.attention.head_size + self.attention.value_size();
         let (at, times) = match direction {
             Direction::Forward => (0, 2.0),
             Direction::Backward => (1, 5.0),
         };
-        let pairs = (batches * heads) as f64 * queries as f64 * keys as f64 * self.seen(keys as f64);
-        pairs * products as f64 * times / f64::from(world.get()) / HOPPER.whole[at]
+        let capped = if self.attention.soft_cap.is_some() { HOPPER.capped[at] } else { 1.0 };
+        self.most_pairs(world) * products as f64 * times / HOPPER.whole[self.is_wide()][at] / capped
     }
 
     /// How much longer a chunk of packed sequences is in whole blocks, on average, if all sequences are equal.
@@ -168,19 +230,25 @@ impl ContextParallelConfig {
         let received = self.received(schedule, direction, world, size) as f64;
         let [q, _, kv] = self.elements(world).map(|elements| elements as f64);
         let (share, messages) = (ranks as f64, received / HOPPER.messages);
+        let AttentionConfig { batches, queries, .. } = self.attention;
+        let (of_rank, group) = (queries / ranks, self.attention.heads / self.attention.key_heads.max(1));
+        // Of packed sequences lengths are not known, and the forward pass has a tile for each head.
+        let longest = |queries: u64, heads: u64| if at == 0 || self.is_packed() { 0.0 } else { self.longest(queries, heads) };
+        let full = if at == 0 && !self.is_causal() { HOPPER.packed_full } else { 1.0 };
         match schedule {
             // All keys are read and written once more, in the order of tokens; so are their gradients.
             Schedule::Gather => {
                 let bytes = [2.0 * size as f64, 2.0 * size as f64 + 8.0][at];
-                let padding = if self.is_packed() { self.padding(world) } else { 1.0 };
-                Time { compute: whole * padding, exposed: messages + kv * share * bytes / HOPPER.memory }
+                let padding = if self.is_packed() { self.padding(world) * full } else { 1.0 };
+                let compute = (whole * padding).max(longest(of_rank, group));
+                Time { compute: compute + HOPPER.launches[at], exposed: messages + kv * share * bytes / HOPPER.memory }
             }
             // The same of packed sequences, whose chunks are padded to blocks of queries and of keys; sections are equal, and what the last one brings is attended to after it.
             Schedule::Fused if self.is_packed() => {
                 let sections = Sections::new(&self.attention, self.attention.key_heads, world, size).count();
-                let (padded, wire) = (whole * self.padding(world).powi(2), received / HOPPER.copies);
+                let (padded, wire) = (whole * self.padding(world).powi(2) * full, received / HOPPER.copies);
                 let (after, sums) = (padded / f64::from(sections.max(1)), [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory);
-                let exposed = if ranks == 1 { 0.0 } else { (wire + after - padded).max(HOPPER.start) };
+                let exposed = if ranks == 1 { 0.0 } else { (wire + after - padded).max(0.0) };
                 Time { compute: padded + sums, exposed }
             }
             // Keys arrive while those that came before are attended to.
@@ -188,17 +256,29 @@ impl ContextParallelConfig {
                 // Gradients of keys are stored for each rank, and read when they are added up.
                 let sums = [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory;
                 let wire = received / HOPPER.copies;
+                let sections = Sections::new(&self.attention, batches * self.attention.key_heads, world, size).count();
+                let compute = whole.max(longest(of_rank, group));
                 // Groups of heads have a launch each.
-                let whole = if self.fused_groups(world, size).is_ok_and(|groups| groups > 1) { whole * HOPPER.groups } else { whole };
-                Time { compute: whole + sums, exposed: if ranks == 1 { 0.0 } else { (wire - whole).max(0.0) + HOPPER.start } }
+                let compute = if self.fused_groups(world, size).is_ok_and(|groups| groups > 1) { compute * HOPPER.groups } else { compute };
+                let exposed = (wire + HOPPER.section * f64::from(sections.saturating_sub(1)) - compute).max(0.0);
+                Time { compute: compute + sums, exposed: if ranks == 1 { 0.0 } else { exposed } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
                 // The heads of the first group, and the results of the last one.
-                let ends = groups_of(&traded, size)[0] as f64 / traded.key_heads as f64;
+                let groups = groups_of(&traded, size);
+                let (ends, count) = (groups[0] as f64 / traded.key_heads as f64, groups.len() as f64);
                 let wire = received / HOPPER.copies * ends;
-                let groups = if self.is_packed() { HOPPER.packed_groups[at] } else { HOPPER.groups };
-                Time { compute: whole * groups, exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } }
+                if self.is_packed() {
+                    return Time { compute: whole * HOPPER.packed_groups[at], exposed: if ranks == 1 { 0.0 } else { wire + HOPPER.ends } };
+                }
+                // A launch for each group, whose tiles are those of one device.
+                let of_rank = AttentionConfig { heads: self.attention.heads / ranks, ..traded };
+                let one = if self.attention.key_heads < ranks { of_rank } else { self.attention };
+                let of_tile = of_rank.heads / of_rank.key_heads / if at == 1 { one.group_parts(BLOCK) } else { 1 };
+                let compute = whole.max(count * longest(self.attention.queries, of_tile)) * HOPPER.groups;
+                let exposed = (wire + count * HOPPER.of_group).max(count * HOPPER.group_calls[at] - compute);
+                Time { compute, exposed: if ranks == 1 { 0.0 } else { exposed } }
             }
             Schedule::AllToAll => Time { compute: whole, exposed: received / HOPPER.heads },
             _ => {
@@ -208,7 +288,13 @@ impl ContextParallelConfig {
                 // Steps have the queries of a chunk apart, and the keys of an owner together.
                 let padded = whole * self.padding(world) * f64::midpoint(1.0, self.padding(world));
                 let whole = if self.is_packed() { padded + HOPPER.packed } else { whole };
-                let compute = whole / HOPPER.steps[at];
+                let AttentionConfig { soft_cap, max_logit, .. } = self.attention;
+                let rate = match at {
+                    1 => HOPPER.steps_back,
+                    _ if soft_cap.is_some() || max_logit || self.window() != Window::default() => HOPPER.merged,
+                    _ => HOPPER.steps[self.is_wide()][usize::from(!self.is_causal())],
+                };
+                let compute = (whole / rate).max(share * longest(of_rank, group)) + HOPPER.launches[at];
                 // A causal mask of contiguous parts leaves the last rank all the work.
                 let compute = if self.is_causal() && !is_zigzag { 2.0 * compute } else { compute };
                 let (wire, beside) = match schedule {
@@ -218,8 +304,9 @@ impl ContextParallelConfig {
                 // The last step's gradients travel when all is computed, but for the half of the own keys that pull leaves to the end.
                 let last = if at == 0 || ranks == 1 { 0.0 } else { wire * 4.0 / (size + 4) as f64 / (share - 1.0) };
                 let behind = if schedule == Schedule::Pull && is_zigzag { compute / share * seen / 2.0 } else { 0.0 };
-                // Keys of a step travel while those of the step before are attended to.
-                let hidden = compute * (share - 1.0) / share;
+                // Keys of a step travel while those of the step before are attended to; by pull, once the owner's copy is there, which a short pass has by its multiprocessors.
+                let is_hidden = schedule != Schedule::Pull || self.is_packed() || self.hides_copies(schedule, world, size);
+                let hidden = if is_hidden { compute * (share - 1.0) / share } else { 0.0 };
                 let lost = beside * (wire - last);
                 Time { compute: compute + sums, exposed: (wire - last - hidden).max(0.0) + (last - behind).max(0.0) + lost }
             }
@@ -251,7 +338,7 @@ mod tests {
         assert_eq!(config.received(Schedule::AllToAll, Direction::Forward, world, 2), 4 * 16 * 4 * 8 * 2 * 3 / 4);
     }
 
-    /// The share that is seen of a sequence, against a count of its pairs.
+    /// Pairs that are seen, against a count of them.
     #[test]
     fn a_window_leaves_its_share() {
         for (mask, left, right) in [
@@ -265,9 +352,12 @@ mod tests {
             let attention = AttentionConfig { queries: tokens, keys: tokens, head_size: 64, mask, window, ..AttentionConfig::default() };
             let last = |query: u64| if mask == Mask::Full { right.map_or(tokens, |right| query + right) } else { query };
             let sees = |query: u64, key: u64| left.is_none_or(|left| key + left >= query) && key <= last(query);
-            let pairs = (0..tokens).map(|query| (0..tokens).filter(|key| sees(query, *key)).count()).sum::<usize>();
-            let found = ContextParallelConfig::new(attention).seen(tokens as f64);
-            assert!((found - pairs as f64 / (tokens * tokens) as f64).abs() < 2e-3, "{window:?}: {found}, {pairs} pairs");
+            let config = ContextParallelConfig::new(attention);
+            for rows in [1, 250, tokens] {
+                let pairs = (0..rows).map(|query| (0..tokens).filter(|key| sees(query, *key)).count()).sum::<usize>() as f64;
+                let found = config.pairs(rows as f64, tokens as f64);
+                assert!((found - pairs).abs() <= 2.0 * rows as f64, "{window:?}, {rows} rows: {found}, {pairs} pairs");
+            }
         }
     }
 

@@ -219,7 +219,7 @@ impl fmt::Display for Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::{Layout, Mask};
+    use crate::attention::{Layout, Mask, Window};
 
     const ALL: Means = Means { messages: true, room: Some(u64::MAX), held: None, grid: true, waits: false, contiguous: false };
 
@@ -279,7 +279,9 @@ mod tests {
             for (ranks, backward) in [(2, two), (4, four)] {
                 let world = WorldSize::new(ranks).unwrap();
                 let choose = |batches, direction| packed(batches).choose(direction, world, waits, 2).unwrap();
-                for (direction, expected) in Direction::BOTH.into_iter().zip([Schedule::Fused, backward]) {
+                // Without a mask steps are sooner.
+                let forward = if mask == full { Schedule::Pull } else { Schedule::Fused };
+                for (direction, expected) in Direction::BOTH.into_iter().zip([forward, backward]) {
                     let chosen = choose(12, direction);
                     assert_eq!(chosen.schedule, expected, "{mask:?}, {heads} on {key_heads}, {ranks} ranks, {direction:?}: {}", chosen.why);
                 }
@@ -296,6 +298,31 @@ mod tests {
         assert!(odd.choose(Direction::Forward, world, waits, 2).is_ok());
         let error = odd.choose(Direction::Backward, world, waits, 2).map(|chosen| chosen.schedule).unwrap_err();
         assert!(error.to_string().contains("chunks are of 125 rows"), "{error}");
+    }
+
+    /// What was the fastest in the sweep on two H200s, by 5 % or more (`context_parallel_auto_two_h200_e85a1d6e.json`).
+    #[test]
+    fn the_fastest_of_the_sweep_is_taken() {
+        let (world, waits) = (WorldSize::new(2).unwrap(), Means { waits: true, contiguous: true, grid: false, ..ALL });
+        let (causal, full, none) = (Mask::CausalBottomRight, Mask::Full, Window::default());
+        let window = Window { left: Some(1024), right: None };
+        let rows = [
+            // One key head has few tiles of keys, each of which all queries see; a head of one device is split among tiles.
+            ((8 << 10, [8, 1], 128), (causal, none), [Schedule::Fused, Schedule::AllToAll]),
+            ((2 << 10, [32, 8], 64), (causal, none), [Schedule::Fused; 2]),
+            ((4 << 10, [16, 16], 128), (causal, none), [Schedule::Fused; 2]),
+            ((8 << 10, [16, 16], 128), (full, none), [Schedule::Fused; 2]),
+            ((32 << 10, [16, 16], 64), (full, none), [Schedule::Pull, Schedule::Fused]),
+            ((32 << 10, [16, 16], 128), (causal, window), [Schedule::Fused; 2]),
+        ];
+        for ((tokens, [heads, key_heads], head_size), (mask, window), expected) in rows {
+            let attention = AttentionConfig { head_size, mask, window, ..config(tokens, heads, key_heads).attention };
+            let of = ContextParallelConfig::new(attention);
+            for (direction, expected) in Direction::BOTH.into_iter().zip(expected) {
+                let chosen = of.choose(direction, world, waits, 2).unwrap();
+                assert_eq!(chosen.schedule, expected, "{attention:?}, {direction:?}: {}", chosen.why);
+            }
+        }
     }
 
     /// A refusal names what to take instead; so does a choice that is not there.
