@@ -148,6 +148,7 @@ const KNOWN: [(&str, &[&[&str]]); 3] = [
         &[
             &[
                 "attention/arriving",
+                "attention/arriving_options",
                 "attention/arriving_packed",
                 "attention/chunk_schedule",
                 "attention/dense",

@@ -9,6 +9,7 @@
 //! | `plan` | which comparisons are made |
 //! | `member` | one rank: its buffers, and what it does in a round |
 //! | `products` | which gathered products are compared |
+//! | `shapes` | the methods of products at many shapes |
 //! | `symmetric` | a rank's symmetric memory |
 //! | `gathered` | a rank's gathered products |
 //! | `quantized` | those whose operand is gathered as codes and scales |

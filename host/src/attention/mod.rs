@@ -94,7 +94,7 @@ mod table;
 mod tensors;
 
 pub use arriving::ArrivingElement;
-pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingTensors};
+pub(crate) use arriving::{ArrivingAttention, ArrivingChunks, ArrivingPlaces, ArrivingTensors, Waiting};
 pub use arriving_backward::ArrivingGradients;
 pub(crate) use arriving_backward::{
     ArrivingBackward, ArrivingBackwardTensors, BoundArriving, SlotPlaces, packed_slot_elements, slot_elements,

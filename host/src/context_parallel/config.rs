@@ -22,7 +22,7 @@ pub struct ContextParallelConfig {
     pub forward: Schedule,
     /// The same in the backward pass, in which gradients of keys and values go back.
     pub backward: Schedule,
-    /// Bytes of the arena that [`Fused`](Schedule::Fused) takes at most: keys and values of all ranks, and their gradients in `f32`. Groups of key heads, a launch each, then take turns in two places: the
+    /// Bytes of the arena that [`Fused`](Schedule::Fused) takes at most: keys and values of all ranks, and their gradients in `f32`, which count also where the backward pass takes another schedule. Groups of key heads, a launch each, then take turns in two places: the
     /// keys of a group travel while the one before it is attended to. None: all heads in one launch. Of dense tensors of one batch; other schedules do not look at it.
     pub gathered_bytes: Option<u64>,
 }

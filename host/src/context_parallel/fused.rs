@@ -4,11 +4,11 @@
 //! | flag | set by | says |
 //! |---|---|---|
 //! | READY of a section | the owner of keys, at each rank that reads them | the section is there |
-//! | FREE | a rank, at each other one | its kernel has read all keys: the next pass may put there |
-//! | GIVEN | a rank, at each other one | its gradients of that one's keys are in its slot there |
+//! | FREE | a rank, at each owner whose keys it reads | its kernel has read them: the next pass may put there |
+//! | GIVEN | a rank, at each of these | its gradients of the owner's keys are in its slot there |
 //!
 //! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a mask or a window hides is not sent ([`Pieces`]): under a causal mask, of two
-//! ranks, the one with the lower number alone reads the second chunk of the other. Ranks that read nothing of each other have no flags for each other. Of packed sequences the device alone
+//! ranks, the one with the lower number alone reads the second chunk of the other. Ranks that read nothing of each other have none of these flags for each other. Of packed sequences the device alone
 //! knows where chunks lie: all keys of a rank are put as they lie there, at those of the ranks before, and the kernel finds them.
 //!
 //! Slots need no flag that says that they were read: a rank stores in another one's only when keys of that one have arrived, which puts them after it has read its slots.
@@ -32,7 +32,7 @@ use crate::attention::{
 };
 use crate::comm::{Member, Rank, WorldSize};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 use crate::sum_parts::LargestPart;
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 use crate::tensor::Heads;
@@ -51,7 +51,7 @@ pub(super) struct Fused<T: ContextElement> {
     pub(super) gradients: Option<FusedGradients<T>>,
     /// Where packed sequences lie.
     arrays: Option<Arrays>,
-    /// Who reads what of whom.
+    /// Which rank reads which piece of which other.
     pub(super) pieces: Pieces,
     /// Numbers of heads that all ranks have a share in, if there are any.
     pub(super) numbers: Option<Numbers<'static>>,
@@ -138,7 +138,7 @@ impl<T: ContextElement> Fused<T> {
             (0..sections.count()).flat_map(|section| (0..chunks).map(move |chunk| (section, chunk))).map(|(s, c)| flag(s, c)).collect();
         let table = Buffer::from_slice(stream, &table)?;
         let pieces = Pieces::new(config, share, kernel.block());
-        let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &pieces, &config, share)?) } else { None };
+        let gradients = if has_gradients { Some(FusedGradients::take(stream, arena, &config, share)?) } else { None };
         let numbers = match config.has_numbers() {
             true => Some(Numbers::by_puts(stream, arena, member, attention.heads)?),
             false => None,
@@ -187,7 +187,7 @@ impl<T: ContextElement> Fused<T> {
     /// [discarded](SymmetricBuffer::discard) after each pass.
     pub fn spoil(&self, stream: &Stream) -> Result<()> {
         // Slots are written only after keys have arrived.
-        self.gradients.iter().try_for_each(|gradients| gradients.spoil(stream, &self.pieces))?;
+        self.gradients.iter().try_for_each(|gradients| gradients.spoil(stream))?;
         self.numbers.iter().try_for_each(|numbers| numbers.spoil(stream))?;
         let is_open = lock(&self.is_open);
         if *is_open { Ok(()) } else { self.places.iter().try_for_each(|place| place.spoil(stream)) }
@@ -215,7 +215,7 @@ impl<T: ContextElement> Fused<T> {
         self.places.iter().map(Scratch::bytes).sum()
     }
 
-    /// Bytes that this rank receives: keys, and gradients of its own ones in `f32`.
+    /// Bytes that this rank receives, at most: keys, and gradients of its own ones in `f32`, of which a window leaves out blocks.
     pub fn received(&self, direction: Direction) -> u64 {
         let Share { rank, world, .. } = self.local.share;
         let others = || world.ranks().filter(|other| *other != rank);
@@ -302,7 +302,7 @@ impl<T: ContextElement> Fused<T> {
         Ok(BoundPass {
             own,
             launch: Box::new(move |stream, waits| kernel(stream, waits)),
-            finish: Box::new(move |stream| {
+            finish: Bound::new(move |stream| {
                 let (Some(max_logit), Some(numbers)) = (&mut max_logit, &self.numbers) else { return Ok(()) };
                 numbers.together(stream, share, |all| {
                     self.largest.run(stream, all, share.world.get(), self.config.attention.heads, max_logit.reborrow())

@@ -8,14 +8,13 @@ use super::element::ContextElement;
 use super::forward::check_sink;
 use super::fused::Fused;
 use super::key_exchange::BoundPass;
-use super::memory::{Scratch, zero};
-use super::pieces::Pieces;
+use super::memory::Scratch;
 use crate::attention::{
-    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, BoundArriving, GradientTarget, Gradients, Inputs, SlotPlaces,
+    ArrivingBackward, ArrivingBackwardTensors, BackwardInputs, BoundArriving, GradientTarget, Gradients, Inputs, SlotPlaces, Window,
     packed_slot_elements, slot_elements,
 };
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 use crate::sum_parts::SumParts;
 use crate::symmetric::{Arena, Flags, SymmetricBuffer};
 use crate::tensor::HeadsMut;
@@ -27,12 +26,14 @@ pub(super) struct FusedGradients<T: ContextElement> {
     /// A slot for each rank, by their numbers in the team. Locked while a pass is enqueued.
     slots: Mutex<SymmetricBuffer<f32>>,
     /// The same memory, as kernels of this rank read it.
-    place: Scratch<f32>,
+    pub(super) place: Scratch<f32>,
     /// Elements of a slot.
     slot: u64,
     given: Flags,
     /// Of gradients of sinks.
     sum: SumParts<f32, f32>,
+    /// Whether a window leaves blocks of keys to which some rank gives nothing: they are zeroed once, as no rank writes them.
+    has_idle: bool,
 }
 
 /// Elements of a rank's slot.
@@ -46,7 +47,7 @@ pub(super) fn slot_of(config: &ContextParallelConfig, ranks: u64) -> u64 {
 
 impl<T: ContextElement> FusedGradients<T> {
     /// Takes memory of the arena, and loads the kernels.
-    pub fn take(stream: &Stream, arena: &Arena, pieces: &Pieces, config: &ContextParallelConfig, share: Share) -> Result<Self> {
+    pub fn take(stream: &Stream, arena: &Arena, config: &ContextParallelConfig, share: Share) -> Result<Self> {
         let (ranks, attention) = (u64::from(share.world.get()), config.attention);
         let kernel = ArrivingBackward::new(&stream.device().runtime(), attention, attention.keys / config.partition.chunks(share.world))?;
         let slot = slot_of(config, ranks);
@@ -55,8 +56,11 @@ impl<T: ContextElement> FusedGradients<T> {
         let place = Scratch::of(unsafe { Buffer::of(std::sync::Arc::clone(slots.local().memory()), slots.len()) });
         let given = arena.flags("gradients of keys", 1)?;
         let sum = SumParts::new(&stream.device().runtime())?;
-        let gradients = Self { kernel, slots: Mutex::new(slots), place, slot, given, sum };
-        gradients.clear(stream, pieces)?;
+        let has_idle = config.window() != Window::default();
+        let gradients = Self { kernel, slots: Mutex::new(slots), place, slot, given, sum, has_idle };
+        if has_idle {
+            gradients.place.zero(stream)?;
+        }
         Ok(gradients)
     }
 
@@ -69,19 +73,9 @@ impl<T: ContextElement> FusedGradients<T> {
         self.place.bytes()
     }
 
-    /// Fills the slots with NaN, in stream order, but for what stays zero.
-    pub fn spoil(&self, stream: &Stream, pieces: &Pieces) -> Result<()> {
-        self.place.spoil(stream)?;
-        self.clear(stream, pieces)
-    }
-
-    /// Zeroes what is added up and no rank writes.
-    fn clear(&self, stream: &Stream, pieces: &Pieces) -> Result<()> {
-        let half = self.slot / 2;
-        pieces.idle().into_iter().try_for_each(|(of, rank)| {
-            let first = u64::from(rank.index()) * self.slot + of * half;
-            zero(stream, self.place.lend_part(first..first + half))
-        })
+    /// Fills the slots with NaN, in stream order, or with zeros where some are never written.
+    pub fn spoil(&self, stream: &Stream) -> Result<()> {
+        if self.has_idle { self.place.zero(stream) } else { self.place.spoil(stream) }
     }
 }
 
@@ -146,7 +140,7 @@ impl<T: ContextElement> Fused<T> {
                 let view = unsafe { mine.view_mut(stream) }?;
                 multiply(stream, waits, view, numbers.map(|numbers| numbers.own.lend()), &tell)
             }),
-            finish: Box::new(move |stream| {
+            finish: Bound::new(move |stream| {
                 let all = self.arena.batch(stream);
                 self.readers().try_fold(all, |batch, from| batch.take_back(&of.given, 0, from))?.enqueue()?;
                 add(stream, of.place.lend())?;

@@ -35,19 +35,24 @@ impl ContextParallelConfig {
         let AttentionConfig { key_heads, batches, .. } = self.attention;
         let of_group = |groups: u64| self.of_groups(groups).arena_bytes_of(Schedule::Fused, world, element_bytes);
         let bytes = |groups: u64| of_group(groups).saturating_mul(groups.min(2));
-        match (1..=key_heads).filter(|groups| key_heads.is_multiple_of(*groups)).find(|groups| bytes(*groups) <= most) {
-            Some(1) => Ok(1),
-            Some(_) if self.is_packed() || batches > 1 => Err(format!(
-                "all heads take {} bytes, above gathered_bytes, which is {most}, and groups of heads are of dense tensors of one batch",
-                bytes(1)
-            )),
-            Some(groups) => Ok(groups),
-            None => Err(format!(
-                "gathered_bytes is {most}, and it takes {} with two key heads at once, {} with all",
-                bytes(key_heads),
-                bytes(1)
-            )),
+        let mend = "raise it or leave it out, or take pull, gather or all-to-all";
+        let all = bytes(1);
+        if all <= most {
+            return Ok(1);
         }
+        if self.is_packed() || batches > 1 {
+            return Err(format!(
+                "gathered_bytes is {most}, all heads take {all}, and groups of heads are of dense tensors of one batch: {mend}"
+            ));
+        }
+        // No device has more heads than this.
+        let mut counts = (2..=key_heads.min(1 << 16)).filter(|groups| key_heads.is_multiple_of(*groups));
+        counts.find(|groups| bytes(*groups) <= most).ok_or_else(|| {
+            format!(
+                "gathered_bytes is {most}, and it takes {} by as many groups as there are key heads, {all} without groups: {mend}",
+                bytes(key_heads.max(1))
+            )
+        })
     }
 
     /// The attention of one of so many groups of heads.

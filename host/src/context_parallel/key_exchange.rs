@@ -15,9 +15,10 @@ use super::element::ContextElement;
 use super::fused::{Fused, world_rank};
 use super::memory::note;
 use super::pieces::Pieces;
+use crate::attention::Waiting;
 use crate::comm::Rank;
 use crate::runtime::runtime::lock;
-use crate::runtime::{Kind, Result, Stream};
+use crate::runtime::{Bound, Kind, Result, Stream};
 use crate::symmetric::{Rows, SymmetricBuffer};
 use crate::tensor::Heads;
 use crate::thd::Share;
@@ -33,9 +34,9 @@ pub(super) struct BoundPass<'a, T> {
     /// Keys and values of this rank.
     pub own: [Heads<'a, T>; 2],
     /// The launch that waits for those of others, with what goes before it and may go beside the next group's puts.
-    pub launch: Box<dyn FnMut(&Stream, WaitsArgument<'_>) -> Result<()> + Send + 'a>,
+    pub launch: Waiting<'a>,
     /// What follows, when the keys were read.
-    pub finish: Box<dyn FnMut(&Stream) -> Result<()> + Send + 'a>,
+    pub finish: Bound<'a>,
 }
 
 /// Enqueues the passes of groups of heads, one after another, in places by turns. One that fails ends the arena: the others go on with it.
@@ -46,6 +47,8 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
         fused.arena.check()?;
         // After the pass before, on whichever stream: until it has reset the flags, a kernel would take its keys for those of this one.
         note(stream, &fused.places.each_ref().map(|place| place.access(true)))?;
+        // After the zeros of slots: others store there once keys of this rank have come.
+        fused.gradients.iter().try_for_each(|gradients| note(stream, &[gradients.place.access(true)]))?;
     }
     let mut enqueue = || {
         let give = |at: usize, gathered: &[MutexGuard<'_, Gathered<T>>], passes: &[BoundPass<'_, T>]| match passes.get(at) {
@@ -54,11 +57,12 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
         };
         give(0, &gathered, passes)?;
         for at in 0..passes.len() {
-            // Before the launch that waits for what others put: queues of the device may be shared.
+            // Before the launch that waits for what others put: queues of the device may be shared. After the keys of this group, which it waits for.
+            turns[(at + 1) % turns.len()].out.wait(&turns[at % turns.len()].out.mark()?)?;
             give(at + 1, &gathered, passes)?;
             let (turn, BoundPass { launch, finish, .. }) = (at % turns.len(), &mut passes[at]);
             turns[turn].take(stream, &mut gathered[turn], |waits| launch(stream, waits))?;
-            finish(stream)?;
+            finish.run(stream)?;
         }
         Ok(())
     };

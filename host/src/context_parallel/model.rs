@@ -142,15 +142,15 @@ impl ContextParallelConfig {
         world.ranks().filter(|owner| *owner != reader).map(|owner| pieces.seen(owner, reader).count()).sum()
     }
 
-    /// Pairs of a query and a key that are seen, of the first `rows` queries of a sequence of so many keys, at least as many.
-    fn pairs(&self, rows: f64, keys: f64) -> f64 {
+    /// Pairs of a query and a key that are seen, of the first `rows` queries of a sequence of so many queries and keys.
+    fn pairs(&self, rows: f64, [queries, keys]: [f64; 2]) -> f64 {
         let Window { left, right } = self.window();
-        let right = if self.is_causal() { Some(0) } else { right };
-        // Query `i` sees keys from `i - left` to `i + right`, of those there are.
+        let (right, shift) = (if self.is_causal() { Some(0) } else { right }, keys - queries);
+        // Query `i` sees keys from `i + shift - left` to `i + shift + right`, of those there are.
         let triangle = |side: f64| side.max(0.0).powi(2) / 2.0;
-        let before = left.map_or(0.0, |left| triangle(rows - left as f64));
-        let after = right.map_or(0.0, |right| triangle(keys - right as f64) - triangle(keys - right as f64 - rows));
-        rows * keys - before - after
+        let before = left.map(|left| shift - left as f64).map_or(0.0, |first| triangle(first + rows) - triangle(first));
+        let after = right.map(|right| keys - shift - right as f64).map_or(0.0, |last| triangle(last) - triangle(last - rows));
+        (rows * keys - before - after).max(0.0)
     }
 
     /// Pairs of all sequences and heads that the rank with the most of them has.
@@ -159,12 +159,13 @@ impl ContextParallelConfig {
         // Of packed sequences the lengths are not known here: as if all were equal.
         let [queries, keys] = if layout == Layout::Packed { [queries, keys].map(|rows| rows / batches.max(1)) } else { [queries, keys] };
         let (rows, ranks) = (queries as f64, f64::from(world.get()));
-        let all = self.pairs(rows, keys as f64) / ranks;
+        let sizes = [rows, keys as f64];
+        let all = self.pairs(rows, sizes) / ranks;
         let pairs = match self.partition {
             // Without a window each rank has the same.
             Partition::Zigzag if self.window() != Window::default() && queries == keys => {
                 let chunk = rows / self.partition.chunks(world) as f64;
-                let of = |number: u64| self.pairs(chunk * (number + 1) as f64, rows) - self.pairs(chunk * number as f64, rows);
+                let of = |number: u64| self.pairs(chunk * (number + 1) as f64, sizes) - self.pairs(chunk * number as f64, sizes);
                 let last = self.partition.chunks(world) - 1;
                 world.ranks().map(|rank| u64::from(rank.index())).map(|rank| of(rank) + of(last - rank)).fold(all, f64::max)
             }
@@ -338,27 +339,38 @@ mod tests {
         assert_eq!(config.received(Schedule::AllToAll, Direction::Forward, world, 2), 4 * 16 * 4 * 8 * 2 * 3 / 4);
     }
 
-    /// Pairs that are seen, against a count of them.
+    /// Pairs that are seen, against a count of them: also of fewer queries than keys, or more.
     #[test]
     fn a_window_leaves_its_share() {
-        for (mask, left, right) in [
-            (Mask::Full, None, None),
-            (Mask::CausalBottomRight, None, None),
-            (Mask::CausalBottomRight, Some(100), None),
-            (Mask::Full, Some(300), Some(50)),
-            (Mask::Full, None, Some(2000)),
+        let causal = Mask::CausalBottomRight;
+        for (mask, left, right, [queries, keys]) in [
+            (Mask::Full, None, None, [1000, 1000]),
+            (causal, None, None, [1000, 1000]),
+            (causal, Some(100), None, [1000, 1000]),
+            (Mask::Full, Some(300), Some(50), [1000, 1000]),
+            (Mask::Full, None, Some(2000), [1000, 1000]),
+            (Mask::Full, Some(100), Some(20), [200, 1000]),
+            (Mask::Full, Some(100), None, [200, 1000]),
         ] {
-            let (tokens, window) = (1000_u64, Window { left, right });
-            let attention = AttentionConfig { queries: tokens, keys: tokens, head_size: 64, mask, window, ..AttentionConfig::default() };
-            let last = |query: u64| if mask == Mask::Full { right.map_or(tokens, |right| query + right) } else { query };
-            let sees = |query: u64, key: u64| left.is_none_or(|left| key + left >= query) && key <= last(query);
+            let window = Window { left, right };
+            let attention = AttentionConfig { queries, keys, head_size: 64, mask, window, ..AttentionConfig::default() };
+            let sees = |query: u64, key: u64| {
+                let (place, key) = (query as i64 + keys as i64 - queries as i64, key as i64);
+                let last = if mask == Mask::Full { right.map_or(i64::MAX, |right| place + right as i64) } else { place };
+                left.is_none_or(|left| key + left as i64 >= place) && key <= last
+            };
             let config = ContextParallelConfig::new(attention);
-            for rows in [1, 250, tokens] {
-                let pairs = (0..rows).map(|query| (0..tokens).filter(|key| sees(query, *key)).count()).sum::<usize>() as f64;
-                let found = config.pairs(rows as f64, tokens as f64);
+            for rows in [1, queries / 4, queries] {
+                let pairs = (0..rows).map(|query| (0..keys).filter(|key| sees(query, *key)).count()).sum::<usize>() as f64;
+                let found = config.pairs(rows as f64, [queries as f64, keys as f64]);
                 assert!((found - pairs).abs() <= 2.0 * rows as f64, "{window:?}, {rows} rows: {found}, {pairs} pairs");
             }
         }
+        // Far fewer keys than queries: most of these see nothing.
+        let window = Window { left: Some(128), right: None };
+        let attention = AttentionConfig { queries: 4096, keys: 1024, head_size: 64, window, ..AttentionConfig::default() };
+        let config = ContextParallelConfig::new(attention);
+        assert!((0.0..=4096.0 * 1024.0).contains(&config.pairs(4096.0, [4096.0, 1024.0])));
     }
 
     /// A causal window of less than a chunk has each chunk read by the ones that follow it alone: a rank sees two chunks of others, and the first and the last rank one.

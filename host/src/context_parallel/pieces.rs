@@ -81,15 +81,6 @@ impl Pieces {
         })
     }
 
-    /// The ranks among those that do not see the chunk, whose gradients of it are zero.
-    pub fn idle(&self) -> Vec<(u64, Rank)> {
-        let of = |((half, chunk), readers): ((u64, u64), Range<u64>)| {
-            let idle = move |rank: &Rank| readers.contains(&u64::from(rank.index())) && !self.sees(*rank, chunk);
-            self.share.world.ranks().filter(idle).map(move |rank| (half, rank))
-        };
-        self.chunks_of(self.share.rank).into_iter().zip(self.readers()).flat_map(of).collect()
-    }
-
     /// Rows of a tensor of this rank's keys or values, and their places among those of all ranks.
     pub fn copies<T>(&self, tensor: &Heads<'_, T>, (half, number): (u64, u64), heads: Range<u64>) -> Vec<Rows> {
         let ([_, _, of_row, size], [_, row, head]) = (tensor.shape(), tensor.strides());
@@ -148,9 +139,7 @@ mod tests {
                     assert_eq!(pieces.seen(owner, reader).collect::<Vec<_>>(), expected, "{config:?}: {reader} of {owner}");
                     for ((half, _), readers) in pieces.of(owner).into_iter().zip(pieces.readers()) {
                         let is_seen = expected.iter().any(|(of, _)| *of == half);
-                        let is_zero = pieces.idle().contains(&(half, reader));
-                        assert_eq!(readers.contains(&u64::from(reader.index())), is_seen || is_zero, "{config:?}: {reader} of {owner}");
-                        assert!(!(is_seen && is_zero), "{config:?}: {reader} of {owner}");
+                        assert!(!is_seen || readers.contains(&u64::from(reader.index())), "{config:?}: {reader} of {owner}");
                     }
                 }
             }

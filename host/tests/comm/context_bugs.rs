@@ -16,6 +16,7 @@
 //! | running results in `bf16` | [`sums_are_of_f32`]: held against what steps that round would give, of values whose sums no seed changes |
 //! | flags: not waited for, set early, not reset, also in a graph, of all owners but one | `context_protocol` |
 //! | a section off by one, the flag of another chunk or of none, the rank of another owner | `tables_of_wrong_flags_are_reported`, `tables_of_wrong_flags_of_packed_sequences_are_reported` (`tests/src/mutation/attention_arriving.rs`, `attention_arriving_packed.rs`) |
+//! | a chunk that a window shows and that is not sent, or is sent to another rank; a rank whose gradients are left out, or are added though it gave none | numbers of pairs of a query and a key that no seed changes: `what_is_seen_is_sent` (`context_parallel/pieces.rs`), `context_fused::options_of_both_passes` |
 //! | lengths and diagonals of steps | the arrays of `tests/src/cases/thd.rs`, against all pairs of a query and a key: numbers that no seed changes |
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -88,6 +88,15 @@ fn cases(ranks: u32, by: By, is_virtual: bool, options: &ArenaOptions) -> Vec<Ca
                 AttentionConfig { head_size: 128, soft_cap: Some(2.0), sink: Sink::Learnable, ..near },
             ];
             let fused = fused.map(|config| case(AttentionConfig { queries: whole, keys: whole, ..config }, Schedule::Fused));
+            // Chunks of several blocks, of which some are seen in part; and groups of heads that take turns.
+            let long = AttentionConfig { queries: 3 * whole, keys: 3 * whole, heads: 8, key_heads: 4, ..near };
+            let seen_in_part = case(long, Schedule::Fused);
+            let bytes = seen_in_part.config.arena_bytes(seen_in_part.world(), 2);
+            let capped = Case {
+                config: ContextParallelConfig { gathered_bytes: Some(bytes * 51 / 100), ..seen_in_part.config },
+                ..seen_in_part.clone()
+            };
+            let fused: Vec<_> = fused.into_iter().chain([seen_in_part, capped]).collect();
             // They want one range of addresses of all ranks, and a GPU each.
             let has_range = !options.share_devices && options.backend == BackendName::Vmm;
             let fused = fused.into_iter().filter(|_| is_virtual || has_range);

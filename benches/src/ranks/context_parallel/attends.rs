@@ -13,7 +13,7 @@ use oxtile::{Event, Stream};
 use super::super::Times;
 use super::super::member::DEADLINE;
 use super::tensors::{Place, Tensors, Views};
-use super::{Pass, Passes};
+use super::{Direction, Passes};
 use crate::peers::Check;
 
 /// The relative error in L2 of a result in `bf16`, of other sums than those that it is compared with.
@@ -83,14 +83,14 @@ impl Attends<'_, '_> {
     }
 
     /// One pass alone: the backward pass reads the result that was [saved](Tensors::save).
-    pub fn bind_one<'a>(self, stream: &Stream, tensors: &'a mut Tensors, pass: Pass) -> oxtile::Result<Bound<'a>>
+    pub fn bind_one<'a>(self, stream: &Stream, tensors: &'a mut Tensors, pass: Direction) -> oxtile::Result<Bound<'a>>
     where
         Self: 'a,
     {
         let Views { forward, backward } = tensors.views(matches!(self, Self::OneGpu(..)));
         match pass {
-            Pass::Forward => self.forward(stream, forward),
-            Pass::Backward => self.backward(stream, backward),
+            Direction::Forward => self.forward(stream, forward),
+            Direction::Backward => self.backward(stream, backward),
         }
     }
 

@@ -93,12 +93,12 @@ pub enum Passes {
 /// A pass that is timed alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Pass {
+pub enum Direction {
     Forward,
     Backward,
 }
 
-impl Pass {
+impl Direction {
     pub const BOTH: [Self; 2] = [Self::Forward, Self::Backward];
 
     /// What is planned of it.

@@ -136,7 +136,7 @@ pub mod tests {
     use super::*;
     use crate::bench::Size;
     use crate::peers::Check;
-    use crate::ranks::context_parallel::Pass;
+    use crate::ranks::context_parallel::Direction;
     use crate::ranks::context_parallel::auto::{self, Step};
     use crate::ranks::{Work, context_parallel, plan};
     use crate::results::RanksRecord;
@@ -170,7 +170,7 @@ pub mod tests {
             }
             comes_back(&ToRank::Begin(begin(Errand::Choices)));
             for of in auto::configurations(size, 2) {
-                for step in [Step::Make, Step::Time(By::Pull, Pass::Backward)] {
+                for step in [Step::Make, Step::Time(By::Pull, Direction::Backward)] {
                     comes_back(&ToRank::Work(Request { work: Work::Choice { of, step }, bytes: 0, calls: 3 }));
                 }
             }

@@ -145,7 +145,7 @@ impl AllReduceConfig {
             product: alone,
             wire: 2.0 * others * (all_rows / rates.put),
             fused: fused.is_ok().then_some(fused_time),
-            sequential: sequential.as_ref().ok().map(|choice| choice.predicted.sequential + to_all),
+            sequential: sequential.as_ref().ok().map(|choice| choice.predicted.sequential + to_all + TURNS),
             one_shot: one_shot.is_ok().then(|| alone + rates.one_shot + others * bytes as f64 / rates.put),
         };
         let refusals = [
@@ -187,6 +187,10 @@ impl AllReduceConfig {
         Ok(())
     }
 }
+
+/// Microseconds that [`AllReduceMethod::Sequential`] takes beyond its parts, from one to the next: without them 46 of 134 shapes on two H200s took it where the fused product was
+/// sooner, by up to 45 (`overlap_shapes_reduced_two_h200_8275a8f2.json`).
+const TURNS: f64 = 25.0;
 
 /// The fewest panels that take little longer than the fastest, in rising order: of launches and copies that are shorter and more the model knows too little.
 fn fewest(cuts: Vec<(u32, f64)>) -> (u32, f64) {

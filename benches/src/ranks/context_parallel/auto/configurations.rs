@@ -5,7 +5,7 @@ use oxtile::comm::{Rank, WorldSize};
 use serde::{Deserialize, Serialize};
 
 use super::super::rows::{Row, rows};
-use super::super::{Pass, Passes};
+use super::super::{Direction, Passes};
 use crate::bench::Size;
 
 /// Attention whose schedule is chosen.
@@ -128,9 +128,9 @@ impl Configuration {
     }
 
     /// Floating-point operations of all ranks in a pass, as the field counts them.
-    pub fn flops(&self, pass: Pass, world: u32) -> u64 {
+    pub fn flops(&self, pass: Direction, world: u32) -> u64 {
         let [forward, both] = [Passes::Forward, Passes::Both].map(|passes| self.batches * self.row.flops(passes, world));
-        let all = if pass == Pass::Forward { forward } else { both - forward };
+        let all = if pass == Direction::Forward { forward } else { both - forward };
         match self.feature {
             // Of the triangle that a causal mask leaves, a band.
             Feature::Window(left) => {
@@ -201,13 +201,13 @@ mod tests {
     fn operations_of_a_window_are_those_of_a_band() {
         let of = |feature| Configuration { feature, ..configurations(Size::Full, 2)[0] };
         let [all, half, whole] =
-            [Feature::Nothing, Feature::Window(1024), Feature::Window(2048)].map(|feature| of(feature).flops(Pass::Forward, 2));
+            [Feature::Nothing, Feature::Window(1024), Feature::Window(2048)].map(|feature| of(feature).flops(Direction::Forward, 2));
         // 2 S^2 H D with a causal mask; a window of half the tokens hides a quarter.
         assert_eq!([all, half, whole], [2 * 2048 * 2048 * 16 * 128, 3 * 2048 * 2048 * 16 * 128 / 2, all]);
-        assert_eq!(of(Feature::Nothing).flops(Pass::Backward, 2) * 2, all * 5);
+        assert_eq!(of(Feature::Nothing).flops(Direction::Backward, 2) * 2, all * 5);
         assert_eq!(of(Feature::Window(1024)).label(2), "2048x16:16x128 causal, 2 ranks, window 1024");
         let batches = Configuration { batches: 2, ..of(Feature::Sink) };
         assert_eq!(batches.label(2), "2 batches of 2048x16:16x128 causal, 2 ranks, sink");
-        assert_eq!(batches.flops(Pass::Forward, 2), 2 * all);
+        assert_eq!(batches.flops(Direction::Forward, 2), 2 * all);
     }
 }

@@ -13,7 +13,7 @@ pub use self::rank::serve;
 use super::super::plan::{Comparison, DEVICE, Side};
 use super::super::workers::Ranks;
 use super::super::{Request, Work};
-use super::{By, Made, Pass};
+use super::{By, Direction, Made};
 use crate::bench::Size;
 pub use crate::choices::FAMILY;
 use crate::peers::Check;
@@ -38,7 +38,7 @@ pub enum Step {
     /// To make an operation of each schedule, in the place of those of the configuration before.
     Make,
     /// To time a pass by a schedule.
-    Time(By, Pass),
+    Time(By, Direction),
 }
 
 /// Has the ranks make the operations of a configuration: what is to be compared of either pass.
@@ -49,10 +49,10 @@ pub fn comparisons(ranks: &Ranks, of: Configuration, world: u32, size: Size) -> 
     let request = Request { work: Work::Choice { of, step: Step::Make }, bytes: 0, calls: 0 };
     ranks.round(request).with_context(|| format!("ranks of {}", of.label(world)))?;
     let made = ranks.gate.taken();
-    Pass::BOTH.into_iter().map(|pass| comparison(&made, of, pass, world, size)).collect()
+    Direction::BOTH.into_iter().map(|pass| comparison(&made, of, pass, world, size)).collect()
 }
 
-fn comparison(made: &[Made], of: Configuration, pass: Pass, world: u32, size: Size) -> Result<Comparison> {
+fn comparison(made: &[Made], of: Configuration, pass: Direction, world: u32, size: Size) -> Result<Comparison> {
     let auto = made.iter().find(|made| made.by == By::Auto).and_then(|auto| planned(auto, pass)).context("auto has a plan")?;
     let mut taken: Vec<(By, RanksRecord, Option<Check>)> = Vec::new();
     let mut missing = Vec::new();
@@ -75,8 +75,8 @@ fn comparison(made: &[Made], of: Configuration, pass: Pass, world: u32, size: Si
         |by: By| Side { label: by.label(), request: Request { work: Work::Choice { of, step: Step::Time(by, pass) }, bytes: 0, calls } };
     let sides = taken.iter().map(|(by, ..)| side(*by)).collect();
     let kernel = match pass {
-        Pass::Forward => "forward pass",
-        Pass::Backward => "backward pass",
+        Direction::Forward => "forward pass",
+        Direction::Backward => "backward pass",
     };
     Ok(Comparison {
         flops: of.flops(pass, world),
@@ -89,7 +89,7 @@ fn comparison(made: &[Made], of: Configuration, pass: Pass, world: u32, size: Si
 }
 
 /// What is planned of a pass.
-fn planned(made: &Made, pass: Pass) -> Option<RanksRecord> {
+fn planned(made: &Made, pass: Direction) -> Option<RanksRecord> {
     let [_, both] = made.plan.as_ref().ok()?.as_ref()?;
     Some(RanksRecord { passes: vec![both.passes.get(pass as usize)?.clone()], ..both.clone() })
 }
@@ -100,7 +100,7 @@ fn is_by(plan: &RanksRecord, by: By) -> bool {
 }
 
 /// About the time of a pass.
-fn milliseconds(of: &Configuration, pass: Pass, world: u32) -> f64 {
+fn milliseconds(of: &Configuration, pass: Direction, world: u32) -> f64 {
     of.flops(pass, world) as f64 / f64::from(world) / RATE * 1e3
 }
 
@@ -139,7 +139,7 @@ mod tests {
             of(By::Pull, plan(["pull"; 2], "asked for")),
         ];
         let row = configurations(Size::Full, 2)[0];
-        let [forward, backward] = Pass::BOTH.map(|pass| comparison(&made, row, pass, 2, Size::Full).unwrap());
+        let [forward, backward] = Direction::BOTH.map(|pass| comparison(&made, row, pass, 2, Size::Full).unwrap());
         let labels = |of: &Comparison| of.sides.iter().map(|side| side.label).collect::<Vec<_>>();
         assert_eq!((labels(&forward), forward.chosen), (vec!["fused", "gather", "pull"], Some("fused")));
         assert_eq!((labels(&backward), backward.chosen), (vec!["gather", "pull"], Some("pull")));
@@ -151,14 +151,14 @@ mod tests {
         assert_eq!(whys(&backward), ["asked for", "by the model"]);
         assert!(forward.details.iter().all(|(label, plan, _)| plan.passes.len() == 1 && plan.passes[0].schedule == *label));
         let request = backward.sides[1].request;
-        assert_eq!(request.work, Work::Choice { of: row, step: Step::Time(By::Pull, Pass::Backward) });
-        assert!(comparison(&made[1..], row, Pass::Forward, 2, Size::Full).is_err(), "nothing was chosen");
+        assert_eq!(request.work, Work::Choice { of: row, step: Step::Time(By::Pull, Direction::Backward) });
+        assert!(comparison(&made[1..], row, Direction::Forward, 2, Size::Full).is_err(), "nothing was chosen");
     }
 
     /// Two minutes of products leave as much for all else.
     #[test]
     fn all_configurations_take_two_minutes() {
-        let passes = configurations(Size::Full, 2).into_iter().flat_map(|of| Pass::BOTH.map(|pass| milliseconds(&of, pass, 2)));
+        let passes = configurations(Size::Full, 2).into_iter().flat_map(|of| Direction::BOTH.map(|pass| milliseconds(&of, pass, 2)));
         let seconds = passes.map(|milliseconds| {
             let (calls, fewer) = effort(milliseconds, SCHEDULES.len());
             // And two rounds that are not counted.

@@ -15,7 +15,7 @@ use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use super::super::attends::{Attends, Operation, Sampled, TOLERANCE, compare, timed, wait};
 use super::super::meeting::{Joined, join, together};
 use super::super::tensors::{Place, Tensors, VALUES, places};
-use super::super::{By, Made, Pass, planned};
+use super::super::{By, Direction, Made, planned};
 use super::{Configuration, SCHEDULES, Step};
 use crate::random::Random;
 use crate::ranks::gate::Gate;
@@ -170,13 +170,13 @@ impl<'t> Ready<'t> {
     }
 
     /// Times calls of a pass.
-    fn round(&mut self, by: By, pass: Pass, calls: u64, gate: &Gate) -> Result<Times> {
+    fn round(&mut self, by: By, pass: Direction, calls: u64, gate: &Gate) -> Result<Times> {
         let stream = self.stream.clone();
         let mut bound = gate.after(DEADLINE, || self.bind(by, pass))?;
         timed(&stream, calls, || Ok(bound.run(&stream)?))
     }
 
-    fn bind(&mut self, by: By, pass: Pass) -> Result<Bound<'_>> {
+    fn bind(&mut self, by: By, pass: Direction) -> Result<Bound<'_>> {
         let Self { stream, part, operations, .. } = self;
         // One that was made for a single pass has the other by another schedule.
         let is_taken = |operation: &Operation<'_>| Some(pass.of(operation.plan()).schedule) == by.schedule();
