@@ -51,16 +51,16 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
         fused.gradients.iter().try_for_each(|gradients| note(stream, &[gradients.place.access(true)]))?;
     }
     let mut enqueue = || {
-        let give = |at: usize, gathered: &[MutexGuard<'_, Gathered<T>>], passes: &[BoundPass<'_, T>]| match passes.get(at) {
-            Some(pass) => turns[at % turns.len()].give(stream, &gathered[at % turns.len()], pass.own),
-            None => Ok(()),
-        };
-        give(0, &gathered, passes)?;
+        let Some(first) = passes.first() else { return Ok(()) };
+        turns[0].give(stream, &gathered[0], first.own)?;
         for at in 0..passes.len() {
+            let [turn, other] = [at, at + 1].map(|at| at % turns.len());
             // Before the launch that waits for what others put: queues of the device may be shared. After the keys of this group, which it waits for.
-            turns[(at + 1) % turns.len()].out.wait(&turns[at % turns.len()].out.mark()?)?;
-            give(at + 1, &gathered, passes)?;
-            let (turn, BoundPass { launch, finish, .. }) = (at % turns.len(), &mut passes[at]);
+            if let Some(next) = passes.get(at + 1) {
+                turns[other].out.wait(&turns[turn].out.mark()?)?;
+                turns[other].give(stream, &gathered[other], next.own)?;
+            }
+            let BoundPass { launch, finish, .. } = &mut passes[at];
             turns[turn].take(stream, &mut gathered[turn], |waits| launch(stream, waits))?;
             finish.run(stream)?;
         }
