@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `board`, `exchange` | notes and bytes that ranks exchange |
 //! | `faults` | the kill matrix |
-//! | `strangers`, `proof` | other programs at rank 0's port: other jobs and noise; those that pretend to be of the job |
+//! | `strangers`, `proof`, `cost` | other programs at rank 0's port: other jobs and noise; those that pretend to be of the job; what they cost |
 
 mod board;
+mod cost;
 mod exchange;
 mod faults;
 mod proof;
@@ -24,15 +25,17 @@ fn main() -> ExitCode {
         return match fault.strip_prefix("board:") {
             Some(case) => board::child(case),
             None if fault == "strangers" => strangers::child(),
-            None if fault.starts_with("proof") => proof::child(&fault),
+            None if fault.starts_with("cost") => cost::child(&fault),
             None => faults::child(&fault),
         };
     }
     let mut arguments = Arguments::from_args();
     // They wait more than they work.
     arguments.test_threads = arguments.test_threads.or(Some(8));
-    let trials: Vec<Trial> =
-        [board::trials(), exchange::trials(), proof::trials(), strangers::trials(), faults::trials()].into_iter().flatten().collect();
+    let trials: Vec<Trial> = [board::trials(), cost::trials(), exchange::trials(), proof::trials(), strangers::trials(), faults::trials()]
+        .into_iter()
+        .flatten()
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
