@@ -1,5 +1,7 @@
 //! Attention in f64.
 
+use super::rows::{add, dot, magnitudes, wide};
+
 /// What is computed: `softmax(scale Q K^T + mask) V` for tensors of `[batches, rows, heads, head_size]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem {
@@ -41,6 +43,8 @@ pub struct Attended {
 /// Attends, one query at a time.
 pub fn attention(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Attended {
     let Problem { batches, queries, keys, heads, key_heads, head_size, scale, .. } = *problem;
+    let (q, k, v) = (wide(q), wide(k), wide(v));
+    let v_magnitudes = magnitudes(&v);
     let mut attended = Attended {
         out: vec![0.0; batches * queries * heads * head_size],
         magnitudes: vec![0.0; batches * queries * heads * head_size],
@@ -51,16 +55,14 @@ pub fn attention(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Attended
             for i in 0..queries {
                 let row = ((batch * queries + i) * heads + head) * head_size;
                 let of_key = |j: usize| ((batch * keys + j) * key_heads + head * key_heads / heads) * head_size;
-                let score = |j: usize| (0..head_size).map(|l| f64::from(q[row + l]) * f64::from(k[of_key(j) + l])).sum::<f64>() * scale;
+                let score = |j: usize| dot(&q[row..][..head_size], &k[of_key(j)..][..head_size]) * scale;
                 let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| problem.sees(i, j)).map(|j| (j, score(j))).collect();
                 let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
                 let sum: f64 = scores.iter().map(|&(_, score)| (score - largest).exp()).sum();
                 for (j, score) in scores {
                     let weight = (score - largest).exp() / sum;
-                    for l in 0..head_size {
-                        let value = f64::from(v[of_key(j) + l]);
-                        attended.out[row + l] += weight * value;
-                        attended.magnitudes[row + l] += weight * value.abs();
+                    for (sums, values) in [(&mut attended.out, &v), (&mut attended.magnitudes, &v_magnitudes)] {
+                        add(&mut sums[row..][..head_size], weight, &values[of_key(j)..][..head_size]);
                     }
                 }
                 attended.log_sum_exp.push(if sum == 0.0 { f64::NEG_INFINITY } else { largest + sum.ln() });

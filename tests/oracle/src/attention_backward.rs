@@ -1,6 +1,7 @@
 //! The gradients of attention in f64.
 
 use super::attention::Problem;
+use super::rows::{add, dot, magnitudes, wide};
 
 /// The gradients of `sum(out * grad_out)`, and for each element the sum of the magnitudes of its terms, which errors are measured
 /// by.
@@ -26,12 +27,13 @@ pub fn attention_backward(problem: &Problem, [q, k, v, grad_out]: [&[f32]; 4], f
     let Problem { batches, queries, keys, heads, key_heads, head_size, scale, .. } = *problem;
     let zeros = || [vec![0.0; q.len()], vec![0.0; k.len()], vec![0.0; v.len()]];
     let mut found = Gradients { values: zeros(), magnitudes: zeros() };
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
+    let (v, [q, k, grad_out]) = (wide(v), [q, k, grad_out].map(wide));
+    let sizes = [&q, &k, &grad_out].map(|values| magnitudes(values));
     for (batch, head) in (0..batches).flat_map(|batch| (0..heads).map(move |head| (batch, head))) {
         for i in 0..queries {
             let row = ((batch * queries + i) * heads + head) * head_size;
             let row = row..row + head_size;
-            let delta: f64 = row.clone().map(|at| forward.out[at] * f64::from(grad_out[at])).sum();
+            let delta = dot(&forward.out[row.clone()], &grad_out[row.clone()]);
             let log_sum_exp = forward.log_sum_exp[(batch * heads + head) * queries + i];
             for j in (0..keys).filter(|&j| problem.sees(i, j)) {
                 let key = ((batch * keys + j) * key_heads + head * key_heads / heads) * head_size;
@@ -40,16 +42,14 @@ pub fn attention_backward(problem: &Problem, [q, k, v, grad_out]: [&[f32]; 4], f
                 let of_weight = dot(&grad_out[row.clone()], &v[key.clone()]);
                 let of_score = weight * (of_weight - delta) * scale;
                 let size = weight * (of_weight.abs() + delta.abs()) * scale;
-                for (at_row, at_key) in row.clone().zip(key) {
-                    let terms = [
-                        (0, at_row, of_score, k[at_key], size),
-                        (1, at_key, of_score, q[at_row], size),
-                        (2, at_key, weight, grad_out[at_row], weight),
-                    ];
-                    for (tensor, at, factor, value, size) in terms {
-                        found.values[tensor][at] += factor * f64::from(value);
-                        found.magnitudes[tensor][at] += size * f64::from(value).abs();
-                    }
+                let terms = [
+                    (0, &row, [of_score, size], [&k, &sizes[1]], &key),
+                    (1, &key, [of_score, size], [&q, &sizes[0]], &row),
+                    (2, &key, [weight; 2], [&grad_out, &sizes[2]], &row),
+                ];
+                for (tensor, to, factors, values, from) in terms {
+                    add(&mut found.values[tensor][to.clone()], factors[0], &values[0][from.clone()]);
+                    add(&mut found.magnitudes[tensor][to.clone()], factors[1], &values[1][from.clone()]);
                 }
             }
         }

@@ -3,23 +3,25 @@
 use super::attention::Problem;
 use super::attention_head::Head;
 use super::formats::E4M3;
+use super::rows::{add, dot, rows, wide};
 
 /// As [`attention`](super::attention::attention), with weights of at most 1 rounded to e4m3 before they meet the values. Their sum
 /// is of the unrounded ones.
 pub fn with_rounded_weights(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f64> {
     let Problem { batches, queries, keys, heads, key_heads, head_size, scale, .. } = *problem;
+    let (q, k, v) = (wide(q), wide(k), wide(v));
     let mut out = vec![0.0; batches * queries * heads * head_size];
     for (at, row) in out.chunks_exact_mut(head_size).enumerate() {
         let (head, i, batch) = (at % heads, at / heads % queries, at / heads / queries);
         let query = &q[at * head_size..][..head_size];
         let of_key = |j: usize| ((batch * keys + j) * key_heads + head * key_heads / heads) * head_size;
-        let score = |j: usize| query.iter().zip(&k[of_key(j)..]).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() * scale;
+        let score = |j: usize| dot(query, &k[of_key(j)..][..head_size]) * scale;
         let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| problem.sees(i, j)).map(|j| (j, score(j))).collect();
         let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
         let sum: f64 = scores.iter().map(|&(_, score)| (score - largest).exp()).sum();
         for (j, score) in scores {
             let weight = E4M3.round((score - largest).exp()) / sum;
-            row.iter_mut().zip(&v[of_key(j)..]).for_each(|(out, &value)| *out += weight * f64::from(value));
+            add(row, weight, &v[of_key(j)..]);
         }
     }
     out
@@ -33,19 +35,16 @@ pub fn head_with_rounded_weights(
     v: impl Fn(usize, usize) -> f64,
 ) -> Vec<f64> {
     let ([queries, keys], [size, value_size]) = (head.rows, head.sizes);
+    let (q, k, v) = (rows(queries, size, q), rows(keys, size, k), rows(keys, value_size, v));
     let mut out = vec![0.0; queries * value_size];
     for (i, row) in out.chunks_exact_mut(value_size).enumerate() {
-        let score = |j: usize| {
-            let score = head.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
-            head.cap.map_or(score, |cap| cap * (score / cap).tanh())
-        };
-        let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| head.sees(i, j)).map(|j| (j, score(j))).collect();
+        let scores = head.scores(i, &q, &k);
         let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
         let sum =
             scores.iter().map(|&(_, score)| (score - largest).exp()).sum::<f64>() + head.sink.map_or(0.0, |sink| (sink - largest).exp());
         for (j, score) in scores {
             let weight = E4M3.round((score - largest).exp()) / sum;
-            row.iter_mut().enumerate().for_each(|(l, out)| *out += weight * v(j, l));
+            add(row, weight, &v[j * value_size..]);
         }
     }
     out

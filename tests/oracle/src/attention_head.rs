@@ -1,5 +1,7 @@
 //! Attention of one head of one sequence in f64, with everything that scores can be subject to.
 
+use super::rows::{add, dot, magnitudes, rows};
+
 /// What is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
@@ -38,18 +40,30 @@ impl Head {
         self.window[0].is_none_or(|left| ahead >= -left) && self.window[1].is_none_or(|right| ahead <= right) && !(self.top_left && j > i)
     }
 
+    /// The keys that query `i` sees, each with its score: of rows of queries and keys.
+    pub(crate) fn scores(&self, i: usize, q: &[f64], k: &[f64]) -> Vec<(usize, f64)> {
+        let size = self.sizes[0];
+        let score = |j: usize| {
+            let score = self.scale * dot(&q[i * size..][..size], &k[j * size..][..size]);
+            self.cap.map_or(score, |cap| cap * (score / cap).tanh())
+        };
+        (0..self.rows[1]).filter(|&j| self.sees(i, j)).map(|j| (j, score(j))).collect()
+    }
+
     /// Attends; `q`, `k` and `v` give element `l` of row `i`.
     pub fn attend(&self, q: impl Fn(usize, usize) -> f64, k: impl Fn(usize, usize) -> f64, v: impl Fn(usize, usize) -> f64) -> Attended {
         let ([queries, keys], [size, value_size]) = (self.rows, self.sizes);
+        self.attend_rows(&rows(queries, size, q), &rows(keys, size, k), &rows(keys, value_size, v))
+    }
+
+    fn attend_rows(&self, q: &[f64], k: &[f64], v: &[f64]) -> Attended {
+        let ([queries, _], [_, value_size]) = (self.rows, self.sizes);
+        let v_magnitudes = magnitudes(v);
         let zeros = vec![0.0; queries * value_size];
         let mut attended =
             Attended { out: zeros.clone(), magnitudes: zeros, log_sum_exp: Vec::with_capacity(queries), max_logit: f64::NEG_INFINITY };
         for i in 0..queries {
-            let score = |j: usize| {
-                let score = self.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
-                self.cap.map_or(score, |cap| cap * (score / cap).tanh())
-            };
-            let scores: Vec<(usize, f64)> = (0..keys).filter(|&j| self.sees(i, j)).map(|j| (j, score(j))).collect();
+            let scores = self.scores(i, q, k);
             let sees_nothing = scores.is_empty() && self.sink.is_none();
             let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, &(_, score)| largest.max(score));
             attended.max_logit = attended.max_logit.max(largest);
@@ -58,9 +72,8 @@ impl Head {
                 scores.iter().map(|&(_, score)| (score - base).exp()).sum::<f64>() + self.sink.map_or(0.0, |sink| (sink - base).exp());
             for (j, score) in scores {
                 let weight = (score - base).exp() / sum;
-                for l in 0..value_size {
-                    attended.out[i * value_size + l] += weight * v(j, l);
-                    attended.magnitudes[i * value_size + l] += weight * v(j, l).abs();
+                for (sums, values) in [(&mut attended.out, v), (&mut attended.magnitudes, &v_magnitudes)] {
+                    add(&mut sums[i * value_size..][..value_size], weight, &values[j * value_size..][..value_size]);
                 }
             }
             attended.log_sum_exp.push(if sees_nothing { f64::NEG_INFINITY } else { base + sum.ln() });

@@ -1,6 +1,7 @@
 //! The gradients of attention of one head of one sequence in f64, with everything that scores can be subject to.
 
 use super::attention_head::Head;
+use super::rows::{add, dot, magnitudes, rows};
 
 /// The gradients of `sum(out * grad_out)`, and for each element the sum of the magnitudes of its terms, which errors are measured
 /// by.
@@ -22,32 +23,35 @@ impl Head {
         let ([queries, keys], [size, value_size]) = (self.rows, self.sizes);
         let zeros = || [queries * size, keys * size, keys * value_size].map(|elements| vec![0.0; elements]);
         let mut found = Gradients { values: zeros(), magnitudes: zeros(), sink: [0.0; 2] };
-        let mut add = |tensor: usize, at: usize, value: f64, size: f64| {
-            found.values[tensor][at] += value;
-            found.magnitudes[tensor][at] += size;
-        };
+        let (q, k, v) = (rows(queries, size, q), rows(keys, size, k), rows(keys, value_size, v));
+        let [grad_out, out] = [grad_out, out].map(|tensor| rows(queries, value_size, tensor));
+        let sizes = [&q, &k, &grad_out].map(|values| magnitudes(values));
         for (i, &log_sum_exp) in log_sum_exp[..queries].iter().enumerate() {
-            let delta: f64 = (0..value_size).map(|l| out(i, l) * grad_out(i, l)).sum();
+            let (of_query, of_result) = (i * size..(i + 1) * size, i * value_size..(i + 1) * value_size);
+            let delta = dot(&out[of_result.clone()], &grad_out[of_result.clone()]);
             if let Some(sink) = self.sink {
                 let taken = (sink - log_sum_exp).exp() * delta;
                 found.sink = [found.sink[0] - taken, found.sink[1] + taken.abs()];
             }
             for j in (0..keys).filter(|&j| self.sees(i, j)) {
-                let scaled = self.scale * (0..size).map(|l| q(i, l) * k(j, l)).sum::<f64>();
+                let (of_key, of_value) = (j * size..(j + 1) * size, j * value_size..(j + 1) * value_size);
+                let scaled = self.scale * dot(&q[of_query.clone()], &k[of_key.clone()]);
                 let (score, slope) = match self.cap {
                     None => (scaled, 1.0),
                     Some(cap) => (cap * (scaled / cap).tanh(), (scaled / cap).cosh().powi(-2)),
                 };
                 let weight = (score - log_sum_exp).exp();
-                let of_weight: f64 = (0..value_size).map(|l| grad_out(i, l) * v(j, l)).sum();
+                let of_weight = dot(&grad_out[of_result.clone()], &v[of_value.clone()]);
                 let of_score = weight * (of_weight - delta) * slope * self.scale;
                 let magnitude = weight * (of_weight.abs() + delta.abs()) * slope * self.scale;
-                for l in 0..size {
-                    add(0, i * size + l, of_score * k(j, l), magnitude * k(j, l).abs());
-                    add(1, j * size + l, of_score * q(i, l), magnitude * q(i, l).abs());
-                }
-                for l in 0..value_size {
-                    add(2, j * value_size + l, weight * grad_out(i, l), weight * grad_out(i, l).abs());
+                let terms = [
+                    (0, &of_query, [of_score, magnitude], [&k, &sizes[1]], &of_key),
+                    (1, &of_key, [of_score, magnitude], [&q, &sizes[0]], &of_query),
+                    (2, &of_value, [weight; 2], [&grad_out, &sizes[2]], &of_result),
+                ];
+                for (tensor, to, factors, values, from) in terms {
+                    add(&mut found.values[tensor][to.clone()], factors[0], &values[0][from.clone()]);
+                    add(&mut found.magnitudes[tensor][to.clone()], factors[1], &values[1][from.clone()]);
                 }
             }
         }

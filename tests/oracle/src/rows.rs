@@ -25,6 +25,23 @@ pub fn add(to: &mut [f64], factor: f64, row: &[f64]) {
     to.iter_mut().zip(row).for_each(|(to, x)| *to += factor * x);
 }
 
+/// Rows of `size` elements one after another, of what gives element `l` of row `i`.
+pub fn rows(count: usize, size: usize, element: impl Fn(usize, usize) -> f64) -> Vec<f64> {
+    let mut rows = Vec::with_capacity(count * size);
+    (0..count).for_each(|i| rows.extend((0..size).map(|l| element(i, l))));
+    rows
+}
+
+/// Single numbers as f64.
+pub fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| x.into()).collect()
+}
+
+/// The magnitudes of numbers.
+pub fn magnitudes(values: &[f64]) -> Vec<f64> {
+    values.iter().map(|x| x.abs()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
