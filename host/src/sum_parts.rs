@@ -39,6 +39,14 @@ impl<In: Summand<Out>, Out: Summed> SumParts<In, Out> {
         Ok(Self(runtime.load()?))
     }
 
+    /// Loads it on a device, which the first run there does else.
+    ///
+    /// # Errors
+    /// As [`Loaded::prepare`].
+    pub fn prepare(&self, device: &Device) -> Result<()> {
+        self.0.prepare(device)
+    }
+
     /// Enqueues `sum[i] = parts[i] + parts[stride + i] + ...`, over `count` parts, added in this order in `f32` and rounded once to nearest even. The sum
     /// of no parts is 0.
     ///
@@ -248,6 +256,14 @@ impl LargestPart {
     /// As [`Runtime::load`].
     pub fn new(runtime: &Runtime) -> Result<Self> {
         Ok(Self(runtime.load()?))
+    }
+
+    /// Loads it on a device, which the first run there does else.
+    ///
+    /// # Errors
+    /// As [`Loaded::prepare`].
+    pub fn prepare(&self, device: &Device) -> Result<()> {
+        self.0.prepare(device)
     }
 
     /// Enqueues `largest[i] = max(parts[i], parts[stride + i], ...)`, over `count` parts, NaN left out. The largest of no parts is -inf.

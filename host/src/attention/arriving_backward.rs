@@ -25,16 +25,16 @@ use super::config::{AttentionConfig, Layout};
 use super::heads::by_head;
 use super::sequences::BoundSequences;
 use super::sink::differentiate_sink;
-use super::table::{Load, rows};
+use super::table::{Load, Prepared, rows};
 use crate::choice::{Entry, Table};
-use crate::runtime::{Error, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{Heads, HeadsMut, TensorMap, Uploads};
 
 /// The gradients of a whole sequence's attention by one of its ranks.
 pub(crate) struct ArrivingBackward<T: ArrivingGradients> {
     /// Of the whole.
     config: AttentionConfig,
-    entry: &'static Entry<BackwardKernel, BindBackward<T>>,
+    entry: &'static Entry<BackwardKernel, Prepared<BindBackward<T>>>,
     bind: BindBackward<T>,
 }
 
@@ -96,8 +96,11 @@ pub struct Binding<'s, 'a, T> {
 pub trait ArrivingGradients: ArrivingElement + BackwardElement {
     /// The kernels, which have the tiles of those of one device.
     #[doc(hidden)]
-    const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<Self>>;
+    const ARRIVING_BACKWARD: Table<BackwardKernel, Prepared<BindBackward<Self>>>;
 }
+
+/// The most key heads whose gradients are added up: the height of a grid.
+const MOST_KEY_HEADS: u64 = 65_535;
 
 /// Elements of a slot, which has gradients of so many key heads of a rank with so many rows.
 pub(crate) const fn slot_elements(key_heads: u64, rows: u64, head_size: u64) -> u64 {
@@ -119,6 +122,10 @@ impl AttentionConfig {
         if self.layout != Layout::Packed && !chunk.is_multiple_of(BACKWARD_KEYS as u64) {
             return Err(format!("chunks are of {chunk} rows: its kernel takes multiples of {BACKWARD_KEYS}"));
         }
+        let key_heads = self.key_heads * if self.layout == Layout::Packed { 1 } else { self.batches };
+        if key_heads > MOST_KEY_HEADS {
+            return Err(format!("{key_heads} key heads of all batches: the kernel that adds gradients up takes {MOST_KEY_HEADS}"));
+        }
         let (_, choice) = self.decide_backward::<T>(None).map_err(|error| error.to_string())?;
         match choice.decision {
             decision @ BackwardKernel::Dense { .. } => Ok(decision),
@@ -137,11 +144,11 @@ impl AttentionConfig {
 }
 
 impl<T: ArrivingGradients> ArrivingBackward<T> {
-    /// Loads the kernels of a whole sequence's gradients.
-    pub fn new(runtime: &Runtime, config: AttentionConfig, chunk: u64) -> Result<Self> {
+    /// Loads the kernels of a whole sequence's gradients on a device.
+    pub fn new(device: &Device, config: AttentionConfig, chunk: u64) -> Result<Self> {
         let decision = config.arriving_backward::<T>(chunk).map_err(|why| Error::Invalid { what: "AttentionConfig", why })?;
         let entry = Entry::find(T::ARRIVING_BACKWARD, &decision)?;
-        Ok(Self { config, entry, bind: (entry.load)(runtime)? })
+        Ok(Self { config, entry, bind: (entry.load)(&device.runtime())?.on(device)? })
     }
 
     /// The main kernel's name.
@@ -166,13 +173,12 @@ type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const M
 fn load_with<K, T>(
     runtime: &Runtime,
     bind: for<'s, 'a> fn(Arc<K>, Binding<'s, 'a, T>) -> Result<BoundArriving<'a>>,
-) -> Result<BindBackward<T>>
+) -> Result<Prepared<BindBackward<T>>>
 where
     K: Load + Send + Sync + 'static,
     T: ArrivingGradients,
 {
-    let kernels = Arc::new(K::load(runtime)?);
-    Ok(Box::new(move |binding| bind(Arc::clone(&kernels), binding)))
+    Prepared::new(runtime, |kernels| -> BindBackward<T> { Box::new(move |binding| bind(Arc::clone(&kernels), binding)) })
 }
 
 /// Heads from one row of a result and its gradient to the next, for the kernel that sums rows: heads of a row follow each other, and all rows are as far apart.
@@ -343,7 +349,7 @@ where
 macro_rules! elements {
     ($($t:ident)*) => { $(
         impl ArrivingGradients for $t {
-            const ARRIVING_BACKWARD: Table<BackwardKernel, BindBackward<$t>> = &[rows! { BackwardKernel:
+            const ARRIVING_BACKWARD: Table<BackwardKernel, Prepared<BindBackward<$t>>> = &[rows! { BackwardKernel:
                 [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true, false>: bind::<$t, 64, 128, 64, true, false>;
                 [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true, false>: bind::<$t, 128, 64, 64, true, false>;
                 [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false, false>: bind::<$t, 128, 80, 80, false, false>;

@@ -21,7 +21,7 @@ use super::backward_blocks::{BlockArguments, Blocks, map_mut};
 use super::backward_deltas::{DeltaKernel, DeltaSource, Deltas, ResultRows};
 use super::config::{AttentionConfig, Mask};
 use super::table::Load;
-use crate::runtime::{Error, Loaded, Result, Runtime};
+use crate::runtime::{Device, Error, Loaded, Result, Runtime};
 use crate::tensor::{Strided, TensorMap, TensorMapMut, Uploads};
 
 /// The kernels of a pass, in the order of their launches.
@@ -60,6 +60,16 @@ where
             convert: runtime.load()?,
             reduce: runtime.load()?,
         })
+    }
+
+    fn prepare(&self, device: &Device) -> Result<()> {
+        let Self { arrange, main, pad, convert, reduce, .. } = self;
+        T::prepare_deltas(device)?;
+        arrange.prepare(device)?;
+        main.prepare(device)?;
+        pad.prepare(device)?;
+        convert.prepare(device)?;
+        reduce.prepare(device)
     }
 }
 

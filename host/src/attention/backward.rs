@@ -20,7 +20,7 @@ use super::table::{Load, rows};
 use super::tensors::Inputs;
 use super::{backward_dense, backward_general, backward_portable, backward_wide};
 use crate::choice::{Choice, Table};
-use crate::runtime::{Bound, Error, Result, Runtime, Stream};
+use crate::runtime::{Bound, Device, Error, Result, Runtime, Stream};
 use crate::tensor::Heads;
 
 /// How the gradients of queries are added up, to which blocks of keys contribute. The portable kernels and those of wide
@@ -177,6 +177,9 @@ pub trait BackwardElement: AttentionElement<Out = Self> {
     /// Loads the kernel that needs no keys.
     #[doc(hidden)]
     fn load_deltas(runtime: &Runtime) -> Result<DeltaKernel<Self>>;
+    /// Loads it on a device.
+    #[doc(hidden)]
+    fn prepare_deltas(device: &Device) -> Result<()>;
 }
 
 /// Binds tensors to loaded kernels.
@@ -229,6 +232,10 @@ macro_rules! elements {
 
             fn load_deltas(runtime: &Runtime) -> Result<DeltaKernel<Self>> {
                 backward_deltas::load(runtime)
+            }
+
+            fn prepare_deltas(device: &Device) -> Result<()> {
+                backward_deltas::prepare::<$t>(device)
             }
         }
     )* };

@@ -7,7 +7,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::num::{Float, Pod};
 
 use super::config::{AttentionConfig, Layout};
-use crate::runtime::{Buffer, Error, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Device, Error, Result, Runtime, Stream};
 use crate::tensor::Heads;
 
 /// A result and its gradient.
@@ -71,7 +71,15 @@ impl<'a, T> ResultRows<'a, T> {
 #[doc(hidden)]
 pub type DeltaKernel<T> = Arc<dyn Fn(&Stream, &ResultRows<'_, T>, DeviceViewMut<'_, f32>) -> Result<()> + Send + Sync>;
 
-/// Loads it.
+/// Loads it on a device.
+pub(super) fn prepare<T: Float + Pod>(device: &Device) -> Result<()>
+where
+    AttentionBackwardDeltas<T>: Kernel,
+{
+    device.runtime().load::<AttentionBackwardDeltas<T>>()?.prepare(device)
+}
+
+/// Finds it.
 pub(super) fn load<T: Float + Pod>(runtime: &Runtime) -> Result<DeltaKernel<T>>
 where
     AttentionBackwardDeltas<T>: Kernel,

@@ -1,18 +1,51 @@
 //! Rows of the tables of kernels.
 
+use std::sync::Arc;
+
 use oxtile_tile::launch::{Kernel, Signature};
 
-use crate::runtime::{Loaded, Result, Runtime};
+use crate::runtime::{Device, Loaded, Result, Runtime};
 
 /// Kernels that are loaded together.
 pub(super) trait Load: Sized {
-    /// Loads them.
+    /// Finds them.
     fn load(runtime: &Runtime) -> Result<Self>;
+
+    /// Loads them on a device, which the first launch there does else ([`Loaded::prepare`]).
+    fn prepare(&self, device: &Device) -> Result<()>;
+}
+
+/// What binds tensors to kernels, and loads these on a device.
+#[doc(hidden)]
+pub struct Prepared<B> {
+    bind: B,
+    prepare: Prepare,
+}
+
+type Prepare = Box<dyn Fn(&Device) -> Result<()> + Send + Sync>;
+
+impl<B> Prepared<B> {
+    /// Finds kernels, for what binds tensors to them.
+    pub(super) fn new<K: Load + Send + Sync + 'static>(runtime: &Runtime, bind: impl FnOnce(Arc<K>) -> B) -> Result<Self> {
+        let kernels = Arc::new(K::load(runtime)?);
+        let bind = bind(Arc::clone(&kernels));
+        Ok(Self { bind, prepare: Box::new(move |device| kernels.prepare(device)) })
+    }
+
+    /// Loads the kernels on a device: before another rank's kernel may wait for this one's.
+    pub(super) fn on(self, device: &Device) -> Result<B> {
+        (self.prepare)(device)?;
+        Ok(self.bind)
+    }
 }
 
 impl<K: Kernel + Signature> Load for Loaded<K> {
     fn load(runtime: &Runtime) -> Result<Self> {
         runtime.load()
+    }
+
+    fn prepare(&self, device: &Device) -> Result<()> {
+        Loaded::prepare(self, device)
     }
 }
 
@@ -21,6 +54,13 @@ macro_rules! tuples {
         impl<$($kernels: Load),*> Load for ($($kernels,)*) {
             fn load(runtime: &Runtime) -> Result<Self> {
                 Ok(($($kernels::load(runtime)?,)*))
+            }
+
+            fn prepare(&self, device: &Device) -> Result<()> {
+                #[expect(non_snake_case, reason = "a kernel has the name of its type")]
+                let ($($kernels,)*) = self;
+                $($kernels.prepare(device)?;)*
+                Ok(())
             }
         }
     )* };

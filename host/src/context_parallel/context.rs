@@ -9,7 +9,7 @@ use super::agreement::Agreement;
 use super::config::{ContextParallelConfig, Schedule};
 use super::element::{ContextElement, Sum};
 use super::engine::Engine;
-use super::plan::{Chosen, Direction, Means, PassPlan, Plan};
+use super::plan::{Chosen, Direction, PassPlan, Plan};
 use super::transport::Transport;
 use crate::attention::{BackwardInputs, Gradients, Inputs, Outputs};
 use crate::runtime::{Bound, Error, Result, Stream};
@@ -79,7 +79,7 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
         config.validate(world)?;
         let share = Share { world, rank, partition: config.partition };
         let size = size_of::<T>() as u64;
-        let means = Means { waits: stream.device().is_hopper() && !transport.may_share_devices(), ..transport.means() };
+        let means = transport.means(&stream.device());
         let forward = config.choose(Direction::Forward, world, means, size)?;
         let backward = config.choose(Direction::Backward, world, means.after(&config, &forward, world, size), size)?;
         let schedules = [forward.schedule, backward.schedule];

@@ -135,7 +135,7 @@ impl<'t> ContextParallelFp8<'t> {
             // In the words of the kernel, which does not have it.
             kernel(&stream.device().runtime(), config.attention)?;
         }
-        let Chosen { schedule, in_memory, why, .. } = chosen(&config, world, transport.means())?;
+        let Chosen { schedule, in_memory, why, .. } = chosen(&config, world, transport.means(&stream.device()))?;
         let share = Share { world, rank, partition: config.partition };
         let (local, runtime) = (Local::new(&config, share), stream.device().runtime());
         let [q, k, v] = local.given.whole_inputs().map(elements);
@@ -162,7 +162,9 @@ impl<'t> ContextParallelFp8<'t> {
         let of_values = values.iter().map(Scratch::bytes).sum::<u64>();
         let (amaxes, scales) = (Scratch::new(stream, "largest magnitudes", 3)?, Scratch::new(stream, "scales of all ranks", 3)?);
         // Both passes by one schedule, as its forward pass is not run. It comes last, as it tells the other ranks what this one makes.
-        let backward = config.choose(Direction::Backward, world, transport.means(), size_of::<bf16>() as u64)?.schedule;
+        // With the room that the codes have left.
+        let means = transport.means(&stream.device());
+        let backward = config.choose(Direction::Backward, world, means, size_of::<bf16>() as u64)?.schedule;
         let of_bf16 = ContextParallel::of(stream, transport, config.by(backward), &format!("e4m3 by {schedule}"))?;
         let ranks = u64::from(world.get());
         let received = match schedule {

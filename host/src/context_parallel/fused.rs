@@ -107,7 +107,7 @@ fn or_another(why: String) -> String {
 }
 
 impl<T: ContextElement> Fused<T> {
-    /// Takes memory of the arena, and loads the kernel. All ranks of the arena take as much.
+    /// Takes memory of the arena, and loads the kernels of its passes: not when streams wait for other ranks already. All ranks of the arena take as much.
     pub fn new(
         stream: &Stream,
         arena: &Arena,
@@ -117,7 +117,8 @@ impl<T: ContextElement> Fused<T> {
         has_gradients: bool,
     ) -> Result<Self> {
         let (local, attention) = (Local::new(&config, share), config.attention);
-        let kernel = ArrivingAttention::new(&stream.device().runtime(), attention)?;
+        let device = stream.device();
+        let kernel = ArrivingAttention::new(&device, attention)?;
         let tokens = local.tokens[1] * local.packed.key_heads;
         let gathered: [SymmetricBuffer<T>; 2] =
             [arena.buffer(tokens * attention.head_size)?, arena.buffer(tokens * attention.value_size())?];
@@ -143,8 +144,9 @@ impl<T: ContextElement> Fused<T> {
             true => Some(Numbers::by_puts(stream, arena, member, attention.heads)?),
             false => None,
         };
-        let largest = LargestPart::new(&stream.device().runtime())?;
-        let (arena, member, out) = (arena.clone(), member.clone(), stream.device().urgent_stream()?);
+        let largest = LargestPart::new(&device.runtime())?;
+        largest.prepare(&device)?;
+        let (arena, member, out) = (arena.clone(), member.clone(), device.urgent_stream()?);
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
         Ok(Self {
             config,

@@ -48,14 +48,15 @@ pub(super) fn slot_of(config: &ContextParallelConfig, ranks: u64) -> u64 {
 impl<T: ContextElement> FusedGradients<T> {
     /// Takes memory of the arena, and loads the kernels.
     pub fn take(stream: &Stream, arena: &Arena, config: &ContextParallelConfig, share: Share) -> Result<Self> {
-        let (ranks, attention) = (u64::from(share.world.get()), config.attention);
-        let kernel = ArrivingBackward::new(&stream.device().runtime(), attention, attention.keys / config.partition.chunks(share.world))?;
+        let (ranks, attention, device) = (u64::from(share.world.get()), config.attention, stream.device());
+        let kernel = ArrivingBackward::new(&device, attention, attention.keys / config.partition.chunks(share.world))?;
         let slot = slot_of(config, ranks);
         let slots = arena.buffer::<f32>(ranks * slot)?;
         // SAFETY: the same elements; the runtime is told of the uses of either as of one.
         let place = Scratch::of(unsafe { Buffer::of(std::sync::Arc::clone(slots.local().memory()), slots.len()) });
         let given = arena.flags("gradients of keys", 1)?;
-        let sum = SumParts::new(&stream.device().runtime())?;
+        let sum = SumParts::new(&device.runtime())?;
+        sum.prepare(&device)?;
         let has_idle = config.window() != Window::default();
         let gradients = Self { kernel, slots: Mutex::new(slots), place, slot, given, sum, has_idle };
         if has_idle {

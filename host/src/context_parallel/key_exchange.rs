@@ -67,13 +67,7 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
         Ok(())
     };
     let done = enqueue();
-    if let (Err(error), Some(fused)) = (&done, turns.first())
-        && !stream.is_capturing()
-    {
-        // What is returned is why.
-        let _ = fused.arena.abort(&format!("{WHAT}: {error}"));
-    }
-    done
+    turns[0].arena.or_abort(stream, WHAT, done)
 }
 
 impl<T: ContextElement> Fused<T> {

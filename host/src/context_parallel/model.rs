@@ -5,13 +5,14 @@ use super::head_group::groups_of;
 use super::pieces::Pieces;
 use super::plan::{Direction, Means};
 use super::sections::{KEYS, Sections};
-use crate::attention::{AttentionConfig, Layout, Window};
+use crate::attention::{ArrivingAttention, AttentionConfig, Layout, Window};
 use crate::comm::{Rank, WorldSize};
 use crate::runtime::{Kind, Stream};
 use crate::thd::{Partition, Share};
+use oxtile_tile::num::bf16;
 
-/// What the model knows of devices and links: `bf16` heads on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host, and what passes took in the sweep of
-/// `Auto` on two H200s (docs/performance/context_parallel.md).
+/// What the model knows of devices and links: `bf16` heads on Hopper (docs/performance/attention.md), links as measured between two GPUs of one host, what passes took in the sweep of
+/// `Auto` on two H200s, and five rows on four (docs/performance/context_parallel.md).
 struct Rates {
     /// Operations a second of the kernels of whole sequences, in either direction: of heads of up to 64 elements, and of larger ones.
     whole: [[f64; 2]; 2],
@@ -45,6 +46,8 @@ struct Rates {
     packed_full: f64,
     /// The share of the time of messages that kernels beside them lose, as messages take multiprocessors.
     beside: f64,
+    /// One launch on four ranks, in either direction: how many times the time of its bytes it waits beyond all else, less this share of its products. Keys and gradients of several ranks meet there.
+    several: [[f64; 2]; 2],
     /// Bytes a second of a device's memory, read or written.
     memory: f64,
     /// Bytes a second of copies within a device [by its engines](super::detour).
@@ -71,6 +74,7 @@ const HOPPER: Rates = Rates {
     packed: 0.1e-3,
     packed_full: 1.2,
     beside: 0.5,
+    several: [[1.0, 0.14], [1.9, 0.21]],
     memory: 4.2e12,
     around: 150e9,
 };
@@ -136,9 +140,10 @@ impl ContextParallelConfig {
         }
     }
 
-    /// Chunks of other ranks that a rank sees, of dense tensors.
+    /// Chunks of other ranks that a rank reads, of dense tensors.
     fn chunks_read(&self, world: WorldSize, reader: Rank) -> usize {
-        let pieces = Pieces::new(*self, Share { world, rank: reader, partition: self.partition }, 1);
+        let block = ArrivingAttention::<bf16>::block_of(&self.attention).unwrap_or(KEYS);
+        let pieces = Pieces::new(*self, Share { world, rank: reader, partition: self.partition }, block);
         world.ranks().filter(|owner| *owner != reader).map(|owner| pieces.seen(owner, reader).count()).sum()
     }
 
@@ -224,6 +229,12 @@ impl ContextParallelConfig {
         1.0 + KEYS as f64 / 2.0 / chunk.max(1.0)
     }
 
+    /// What one launch waits for more than two ranks, where its bytes take so long and its products so long.
+    fn wait_for_several(ranks: u64, direction: Direction, [wire, compute]: [f64; 2]) -> f64 {
+        let [times, hidden] = HOPPER.several[usize::from(direction == Direction::Backward)];
+        (times * wire - hidden * compute).max(0.0) * ranks.saturating_sub(2) as f64 / 2.0
+    }
+
     /// The time of a pass by the model.
     pub(super) fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
         let (ranks, whole) = (u64::from(world.get()), self.compute(direction, world));
@@ -250,7 +261,9 @@ impl ContextParallelConfig {
                 let (padded, wire) = (whole * self.padding(world).powi(2) * full, received / HOPPER.copies);
                 let (after, sums) = (padded / f64::from(sections.max(1)), [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory);
                 let exposed = if ranks == 1 { 0.0 } else { (wire + after - padded).max(0.0) };
-                Time { compute: padded + sums, exposed }
+                // Backward it was not seen.
+                let several = if at == 0 { Self::wait_for_several(ranks, direction, [wire, padded]) } else { 0.0 };
+                Time { compute: padded + sums, exposed: exposed + several }
             }
             // Keys arrive while those that came before are attended to.
             Schedule::Fused => {
@@ -262,7 +275,8 @@ impl ContextParallelConfig {
                 // Groups of heads have a launch each.
                 let compute = if self.fused_groups(world, size).is_ok_and(|groups| groups > 1) { compute * HOPPER.groups } else { compute };
                 let exposed = (wire + HOPPER.section * f64::from(sections.saturating_sub(1)) - compute).max(0.0);
-                Time { compute: compute + sums, exposed: if ranks == 1 { 0.0 } else { exposed } }
+                let several = Self::wait_for_several(ranks, direction, [wire, compute]);
+                Time { compute: compute + sums, exposed: if ranks == 1 { 0.0 } else { exposed + several } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {
                 let traded = AttentionConfig { key_heads: (self.attention.key_heads / ranks).max(1), ..self.attention };
@@ -378,11 +392,16 @@ mod tests {
     fn a_window_has_few_chunks_travel() {
         let (world, window) = (WorldSize::new(4).unwrap(), Window { left: Some(5), right: None });
         let mask = Mask::CausalBottomRight;
-        let attention = AttentionConfig { queries: 64, keys: 64, heads: 4, key_heads: 4, head_size: 8, mask, ..AttentionConfig::default() };
+        let attention =
+            AttentionConfig { queries: 1024, keys: 1024, heads: 4, key_heads: 4, head_size: 64, mask, ..AttentionConfig::default() };
         let all = ContextParallelConfig::new(attention);
         let some = ContextParallelConfig::new(AttentionConfig { window, ..attention });
         let received = |config: &ContextParallelConfig| config.received(Schedule::Fused, Direction::Forward, world, 2);
         assert_eq!(received(&some), received(&all) / 6 * 2);
         assert_eq!(world.ranks().map(|rank| some.chunks_read(world, rank)).collect::<Vec<_>>(), [1, 2, 2, 1]);
+        // Where chunks are no whole blocks of keys, all of them travel.
+        let [all, some] = [all, some]
+            .map(|config| ContextParallelConfig { attention: AttentionConfig { queries: 800, keys: 800, ..config.attention }, ..config });
+        assert_eq!(received(&some), received(&all));
     }
 }

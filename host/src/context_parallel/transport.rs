@@ -6,7 +6,7 @@ use super::config::{Schedule, refuse};
 use super::messages::Messages;
 use super::plan::Means;
 use crate::comm::{Communicator, Member, Rank, WorldSize};
-use crate::runtime::Result;
+use crate::runtime::{Device, Result};
 use crate::symmetric::Arena;
 use crate::thd::Share;
 
@@ -60,16 +60,16 @@ impl<'t> Transport<'t> {
         }
     }
 
-    pub(super) fn means(&self) -> Means {
-        let contiguous =
-            self.memory.is_some_and(|(arena, member)| arena.capabilities().contiguous && member.team().size() == arena.world());
+    /// What a rank with this device may use.
+    pub(super) fn means(&self, device: &Device) -> Means {
+        // Slots count ranks of the team, addresses those of the arena.
+        let contiguous = self.memory.is_some_and(|(arena, member)| {
+            arena.capabilities().contiguous && member.team().members().iter().copied().eq(arena.world().ranks())
+        });
         let room = self.memory.map(|(arena, _)| arena.room());
-        Means { messages: self.messages.is_some(), room, held: None, grid: self.grid.is_some(), waits: false, contiguous }
-    }
-
-    /// Whether kernels of other ranks may have to wait for one of this rank, on a device that they share.
-    pub(super) fn may_share_devices(&self) -> bool {
-        self.memory.is_some_and(|(arena, _)| arena.may_share_devices())
+        // Kernels of other ranks may have to wait for one of this rank, on a device that they share.
+        let waits = device.is_hopper() && !self.memory.is_some_and(|(arena, _)| arena.may_share_devices());
+        Means { messages: self.messages.is_some(), room, held: None, grid: self.grid.is_some(), waits, contiguous }
     }
 
     /// The same without the memory.

@@ -13,7 +13,7 @@ use super::schedule::Schedule;
 use super::table::GatherOperands;
 use super::transfer::{Read, Transfer, wait_for};
 use crate::comm::Rank;
-use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
+use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream, order};
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
@@ -109,6 +109,8 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         let own = schedule.shard(me);
         let width = own.end - own.start;
         Error::check_length(WHAT, width * schedule.other, shard.len())?;
+        // Before the place is given out: a shard that was not copied counts as not written.
+        shard.check_stream(stream, WHAT)?;
         if self.shards.is_some() {
             return self.shard(stream)?.copy_from(stream, shard);
         }
@@ -138,7 +140,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a shard that was not written for this call; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`] for a shard that was not written for this call, or in another capture; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "GatheredProduct::run";
         let begun = self.put(compute, WHAT)?;
@@ -175,10 +177,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// The copies of a call.
     fn put(&mut self, compute: &Stream, what: &'static str) -> Result<Begun> {
         let inner = &self.of.memory.0;
-        let Some(turn) = self.given.take() else {
-            let why = "the shard of this call was not written: write what GatheredProduct::shard gives, before each call".to_owned();
-            return Err(Error::Invalid { what, why });
-        };
+        let turn = self.given.take_for(compute, what, "GatheredProduct::shard")?;
         let (place, places) = (place_of(turn), inner.places());
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, what)?;
@@ -239,7 +238,11 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;
         }
-        let others = others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
+        // What no kernel may read any more: the emulator alone knows of it.
+        let others = match compute.device().runtime().kind() {
+            Kind::Emulated => others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64),
+            Kind::Cuda => Vec::new(),
+        };
         let has_waited = matches!(self.products[place], Product::Fused(_));
         let shard = self.shards.as_ref().map(|shards| shards[place].memory());
         inner.release(compute, &mut places[place], Read { place, put: &begun.put, has_waited, flags: &flags, others, shard })

@@ -219,6 +219,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
             Gathers::SumOfB => ("AllGatherGemm::bind, a", m * k),
         };
         Error::check_length(what, len, weight.len())?;
+        scales.into_iter().flatten().try_for_each(|scale| Error::check_length("AllGatherGemm::bind, scale", 1, scale.len()))?;
         Error::check_length("AllGatherGemm::bind, d", m * n, d.len())?;
         epilogue.check(bind, &self.product)?;
         if let Some(kept) = &epilogue.kept {

@@ -34,27 +34,35 @@ pub(super) struct Inner {
     pub ready: Flags,
     /// Set by who has read a place.
     pub free: Flags,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     /// The first: what is dequantized of operands. The others: products that are put to other members.
     rooms: Mutex<Vec<Buffer<u8>>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Calls so far; the next one takes this place, in turn.
-    turn: u64,
     operations: u64,
     is_open: bool,
+    calls: Calls,
+    /// The call into whose place a shard was written, and the capture that this was in: a [`Given`] has both.
+    given: Option<(u64, Option<u64>)>,
+    /// Of each place the end of its last release outside of graphs.
+    released: [Option<Released>; PLACES],
+    /// The last capture with a call or a shard.
+    captured: Option<u64>,
+}
+
+/// The calls so far: what a capture that is given up has changed is undone.
+#[derive(Clone, Default)]
+struct Calls {
+    /// How many; the next one takes this place, in turn.
+    turn: u64,
     /// The stream of the last call.
     last: Option<Stream>,
     /// Whether the call that has a place was begun, and is not finished.
     under_way: [bool; PLACES],
     /// Of each place the stream on which its last call was finished.
     ended: [Option<Stream>; PLACES],
-    /// Of each place the end of its last release outside of graphs.
-    released: [Option<Released>; PLACES],
-    /// The call into whose place a shard was written.
-    given: Option<u64>,
     /// The last call that has put from [`Inner::room`].
     sent: Option<u64>,
 }
@@ -83,25 +91,42 @@ impl Begun {
 pub(super) struct Given {
     inner: Arc<Inner>,
     turn: Option<u64>,
+    /// The capture that the shard is written in.
+    capture: Option<u64>,
 }
 
 impl Given {
     pub fn new(inner: &Arc<Inner>) -> Self {
-        Self { inner: Arc::clone(inner), turn: None }
+        Self { inner: Arc::clone(inner), turn: None, capture: None }
     }
 
     /// Gives out the place of the next call: later work of `stream` comes after all uses of it. Returns the call's number.
     pub fn give(&mut self, stream: &Stream, what: &'static str) -> Result<u64> {
         let turn = self.inner.give(stream, what, self.turn)?;
-        self.turn = Some(turn);
+        (self.turn, self.capture) = (Some(turn), stream.0.capture().map(|capture| capture.number));
         Ok(turn)
+    }
+
+    /// The call, which is made now on a stream, of a shard that `lender` gave out.
+    ///
+    /// # Errors
+    /// Where no shard was written for it, or one in another capture: a replay would send what the last one left.
+    pub fn take_for(&mut self, compute: &Stream, what: &'static str, lender: &str) -> Result<u64> {
+        if self.turn.is_some() && self.capture != compute.0.capture().map(|capture| capture.number) {
+            let why = "the shard was written in another capture, or outside of this one: write it and run the product inside the same capture, or both outside".to_owned();
+            return Err(Error::Invalid { what, why });
+        }
+        self.take().ok_or_else(|| {
+            let why = format!("the shard of this call was not written: write what {lender} gives, before each call");
+            Error::Invalid { what, why }
+        })
     }
 
     /// The call, which is made now, or never will be.
     pub fn take(&mut self) -> Option<u64> {
         let turn = self.turn.take()?;
         let given = &mut lock(&self.inner.state).given;
-        *given = given.filter(|given| *given != turn);
+        *given = given.filter(|given| *given != (turn, self.capture));
         Some(turn)
     }
 }
@@ -131,19 +156,23 @@ impl OverlapMemory {
     /// of another team. `out` carries the copies to the others: best a stream [of high priority](crate::Device::urgent_stream) that carries nothing
     /// else.
     ///
+    /// Members count the calls of a memory, captured ones too, and take its places in turn. A capture that fails on one of them counts nothing there: that member captures the same again before its next
+    /// call, or the others capture nothing either.
+    ///
     /// [`AllGatherConfig::bytes`](super::AllGatherConfig::bytes) and [`ReduceScatterConfig::bytes`](super::ReduceScatterConfig::bytes) say how many bytes a product needs: take the most of all layers.
     ///
     /// # Errors
     /// As [`Arena::buffer`] and [`Arena::flags`]; [`Error::Invalid`] for a team of another world, or a stream of another device; as [`Device::urgent_stream`](crate::Device::urgent_stream).
     pub fn take(arena: &Arena, member: &Member, bytes: u64, out: &Stream) -> Result<Self> {
         arena.check_member("OverlapMemory::take", member)?;
+        // Before anything is taken: the other ranks take as much.
+        arena.check_stream(out)?;
         let back = out.device().urgent_stream()?;
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
-        places.iter().try_for_each(|place| place.local().check_stream(out, "OverlapMemory::take"))?;
         let ready = arena.flags("chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("place was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
-        let (places, state, rooms) = (Mutex::new(places), Mutex::default(), Mutex::default());
+        let (places, state, rooms) = (Mutex::new(places), Arc::default(), Mutex::default());
         Ok(Self(Arc::new(Inner { arena, member, out, back, bytes, places, ready, free, state, rooms })))
     }
 
@@ -194,7 +223,7 @@ impl Inner {
 
     /// The number of the next call.
     pub fn turn(&self) -> u64 {
-        lock(&self.state).turn
+        lock(&self.state).calls.turn
     }
 
     /// Gives out the place of the next call to a product, which may have it already.
@@ -214,13 +243,14 @@ impl Inner {
             order(&self.out.0, |wait_for| wait_for.extend(memory.streams(true)))?;
         }
         order(&stream.0, |wait_for| memory.add_use(&stream.0, true, wait_for))?;
-        lock(&self.state).given = Some(turn);
+        self.remember(stream);
+        lock(&self.state).given = Some((turn, stream.0.capture().map(|capture| capture.number)));
         Ok(turn)
     }
 
     /// Fails where the shard of another product lies in the place of call `turn`.
     fn check_not_given(&self, turn: u64, what: &'static str) -> Result<()> {
-        if lock(&self.state).given != Some(turn) {
+        if lock(&self.state).given.is_none_or(|(given, _)| given != turn) {
             return Ok(());
         }
         let why = "the shard of a gathered product was written into the place of this call: call that product first, or drop it before its shard is written".to_owned();
@@ -254,7 +284,7 @@ impl Inner {
 
     /// Fails where the call that has the place of call `turn` is not finished.
     fn check_finished(&self, turn: u64, what: &'static str) -> Result<()> {
-        if lock(&self.state).under_way[place_of(turn)] {
+        if lock(&self.state).calls.under_way[place_of(turn)] {
             let why = "the call before the last one on this memory was begun, and is not finished; this one would take its place: finish it first; one that was dropped is lost, and takes a new arena".to_owned();
             return Err(Error::Invalid { what, why });
         }
@@ -285,23 +315,37 @@ impl Inner {
         self.check_not_given(turn, what)?;
         self.check_finished(turn, what)?;
         self.after_release(stream, turn, place)?;
-        let state = &mut *lock(&self.state);
+        self.remember(stream);
+        let calls = &mut lock(&self.state).calls;
         // The call that had the place is finished on a stream of its own choice.
         let graph = |stream: &Stream| stream.0.capture().map(|capture| capture.number);
-        for earlier in [&state.last, &state.ended[place_of(turn)]].into_iter().flatten() {
+        for earlier in [&calls.last, &calls.ended[place_of(turn)]].into_iter().flatten() {
             if earlier.raw() != stream.raw() && graph(earlier) == graph(stream) {
                 stream.wait(&earlier.mark()?)?;
             }
         }
-        state.turn += 1;
-        state.last = Some(stream.clone());
+        calls.turn += 1;
+        calls.last = Some(stream.clone());
         Ok(())
+    }
+
+    /// Before the first change in a capture: if there is no graph in the end, the calls and shards are those before it. Else this rank alone would have gone on to the other place.
+    fn remember(&self, stream: &Stream) {
+        let (Some(capture), state) = (stream.0.capture(), &mut *lock(&self.state)) else { return };
+        if state.captured.replace(capture.number) != Some(capture.number) {
+            let (own, before, number) = (Arc::clone(&self.state), state.calls.clone(), capture.number);
+            capture.if_given_up(move || {
+                let state = &mut *lock(&own);
+                state.calls = before;
+                state.given = state.given.filter(|(_, capture)| *capture != Some(number));
+            });
+        }
     }
 
     /// The copies of call `turn` are enqueued: its place is not given out again before it is [finished](Self::finished).
     pub fn copies_enqueued(&self, turn: u64) -> Result<Begun> {
         let put = self.out.mark()?;
-        lock(&self.state).under_way[place_of(turn)] = true;
+        lock(&self.state).calls.under_way[place_of(turn)] = true;
         Ok(Begun { turn, put })
     }
 
@@ -324,9 +368,9 @@ impl Inner {
 
     /// The call is enqueued as a whole on a stream.
     pub fn finished(&self, compute: &Stream, begun: &Begun) {
-        let state = &mut *lock(&self.state);
-        state.under_way[begun.place()] = false;
-        state.ended[begun.place()] = Some(compute.clone());
+        let calls = &mut lock(&self.state).calls;
+        calls.under_way[begun.place()] = false;
+        calls.ended[begun.place()] = Some(compute.clone());
     }
 
     /// A stream which later calls on a place come after, and nothing else: in a graph that of the call itself, on which a capture ends.
@@ -343,17 +387,17 @@ impl Inner {
 
     /// The call is given up with the capture that it was begun in.
     pub fn given_up(&self, begun: &Begun) {
-        lock(&self.state).under_way[begun.place()] = false;
+        lock(&self.state).calls.under_way[begun.place()] = false;
     }
 
     /// Call `turn` puts from [`room`](Self::room).
     pub fn sends(&self, turn: u64) {
-        lock(&self.state).sent = Some(turn);
+        lock(&self.state).calls.sent = Some(turn);
     }
 
     /// Whether no later call puts from [`room`](Self::room).
     pub fn sent_last(&self, turn: u64) -> bool {
-        lock(&self.state).sent == Some(turn)
+        lock(&self.state).calls.sent == Some(turn)
     }
 
     /// The places.

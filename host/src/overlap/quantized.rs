@@ -138,12 +138,13 @@ where
             _ => Work::Sequential(Gemm::new(&runtime, product)?),
         };
         let (parts, wide) = (F::FORMAT.parts([product.m, product.k])?, inner.room(stream, 0, product.m * product.k)?);
+        // Whatever may fail comes before the operation has a number, which the other members count too.
+        let casts = F::load(&device)?;
         let number = inner.next_operation();
         let (format, results, cut) = (std::any::type_name::<F>(), std::any::type_name::<O>(), schedule.cut);
         let note = format!("{config:?} of {format} into {results} in {:?}, cut {cut:?}, puts {:?}", inner.member.team(), choice.order);
         inner.arena.note(&inner.operation(number), &note)?;
-        let (memory, casts) = (memory.clone(), F::load(&device)?);
-        Ok(Self { memory, config, choice, schedule, parts, product, work, casts, wide, number, note })
+        Ok(Self { memory: memory.clone(), config, choice, schedule, parts, product, work, casts, wide, number, note })
     }
 
     /// The method, and why.

@@ -11,7 +11,7 @@ use super::quantized::{Piece, Products, QuantizedAllGatherGemm};
 use super::table::GatherOperands;
 use super::transfer::{Read, wait_for};
 use crate::quantize::QuantizedTensor;
-use crate::runtime::{Error, Result, Stream};
+use crate::runtime::{Result, Stream};
 use crate::symmetric::SymmetricBuffer;
 
 /// A product of gathered codes and scales bound to its operands. Made by [`QuantizedAllGatherGemm::bind`].
@@ -67,14 +67,11 @@ where
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a shard that was not written for this call; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a shard that was not written for this call, or in another capture; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "QuantizedProduct::run";
         let inner = &self.of.memory.0;
-        let Some(turn) = self.given.take() else {
-            let why = "the shard of this call was not written: write what QuantizedProduct::shard gives, before each call".to_owned();
-            return Err(Error::Invalid { what: WHAT, why });
-        };
+        let turn = self.given.take_for(compute, WHAT, "QuantizedProduct::shard")?;
         let place = place_of(turn);
         let mut places = inner.places();
         // Whatever can be refused is refused before the others hear of the call.

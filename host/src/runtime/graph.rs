@@ -83,6 +83,8 @@ pub(crate) struct Capture {
     memory: Mutex<Vec<Captured>>,
     kept: Mutex<Vec<Arc<dyn Owner>>>,
     releases: Mutex<Vec<Release>>,
+    /// What is undone if there is no graph in the end.
+    undos: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 struct Captured {
@@ -95,7 +97,7 @@ impl Capture {
     fn new() -> Arc<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { number, memory: Mutex::default(), kept: Mutex::default(), releases: Mutex::default() })
+        Arc::new(Self { number, memory: Mutex::default(), kept: Mutex::default(), releases: Mutex::default(), undos: Mutex::default() })
     }
 
     pub fn add_use(&self, memory: &Arc<Memory>, stream: &Arc<StreamInner>, writes: bool, wait_for: &mut Vec<Arc<StreamInner>>) {
@@ -115,6 +117,11 @@ impl Capture {
         if !kept.iter().any(|other| std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&owner))) {
             kept.push(owner);
         }
+    }
+
+    /// Calls this if the capture fails, or is given up: what was counted in it has not come about.
+    pub fn if_given_up(&self, undo: impl FnOnce() + Send + 'static) {
+        lock(&self.undos).push(Box::new(undo));
     }
 
     /// Keeps memory until the capture has ended.
@@ -166,6 +173,7 @@ impl Session {
         let (id, runtime) = (self.close(&streams)?, Arc::clone(&streams[0].runtime));
         let memory = lock(&self.capture.memory).drain(..).map(|c| (c.memory, c.writes)).collect();
         let kept = std::mem::take(&mut *lock(&self.capture.kept));
+        lock(&self.capture.undos).clear();
         Ok(Graph { runtime, id, memory, kept })
     }
 
@@ -192,6 +200,8 @@ impl Drop for Session {
         {
             origin.runtime.backend.destroy_graph(graph);
         }
+        let undos = std::mem::take(&mut *lock(&self.capture.undos));
+        undos.into_iter().rev().for_each(|undo| undo());
     }
 }
 

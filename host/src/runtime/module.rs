@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use oxtile_tile::launch::{BufferAccess, DeviceLimits, DeviceViewMut, Grid, Kernel, KernelArgs, KernelInfo, LaunchError, Signature};
 
@@ -118,6 +119,7 @@ impl<K: Signature> Loaded<K> {
             return Ok(*function);
         }
         let function = self.runtime.backend.load(device, &self.info, &self.runtime.library)?;
+        self.runtime.loads.fetch_add(1, Ordering::Relaxed);
         Ok(*slot.get_or_init(|| function))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -73,6 +74,8 @@ pub(crate) struct Inner {
     pub events: EventPool,
     /// The kernels found so far, by package and entry: loading one again is a look-up.
     kernels: Mutex<HashMap<(&'static str, &'static str), Functions>>,
+    /// Kernels that were loaded on devices so far.
+    pub loads: AtomicU64,
     /// The file that what is done is recorded for, if any.
     trace: Option<Trace>,
 }
@@ -145,7 +148,8 @@ impl Runtime {
         let (enqueue, order, kernels) = (RwLock::default(), Mutex::default(), Mutex::default());
         let events = EventPool::new(backend.devices().len());
         let counts = backend.devices().iter().map(|_| Counts::default()).collect();
-        Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, counts, events, kernels, trace })))
+        let loads = AtomicU64::new(0);
+        Ok(Self(Arc::new(Inner { backend, library, deadline, kind, enqueue, order, counts, events, kernels, loads, trace })))
     }
 
     /// The GPUs if there are any and compiled kernels that run on the first, else one virtual GPU that runs kernels
@@ -188,6 +192,12 @@ impl Runtime {
     /// Which devices these are.
     pub fn kind(&self) -> Kind {
         self.0.kind()
+    }
+
+    /// How many times a kernel was loaded on a device: once each, when it is [prepared](Loaded::prepare) or first launched there.
+    #[doc(hidden)]
+    pub fn loads(&self) -> u64 {
+        self.0.loads.load(Ordering::Relaxed)
     }
 
     /// How many devices there are; at least one.

@@ -136,6 +136,14 @@ impl Arena {
         self.0.world
     }
 
+    /// Whether work of the arena may be enqueued on the stream.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRuntime`]; [`Error::Invalid`].
+    pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        self.0.check_stream(stream)
+    }
+
     /// Fails unless the member is this rank, in a team of this world.
     pub(crate) fn check_member(&self, what: &'static str, member: &Member) -> Result<()> {
         if member.team().world() == self.world() && member.world_rank() == self.rank() {

@@ -137,9 +137,9 @@ impl Exchange {
         stream.0.refuse_capture("a message by kernels", "its flags count on from launch to launch: launch it between two replays")?;
         self.arena.0.check()?;
         let whole = words.saturating_mul(self.layout.ranks.into());
-        if output.len() != whole {
-            return Err(Error::Length { what, expected: whole, found: output.len() });
-        }
+        // Before the ranks agree: one that is refused alone would leave the others waiting.
+        Error::check_length(what, whole, output.len())?;
+        Error::check_length(what, if spread { whole } else { words }, input.len())?;
         let words = u32::try_from(words).map_err(|_| Error::TooLarge { what, count: words, element_bytes: 4 })?;
         if let Some(calls) = &self.calls
             && let Err(error) = calls.agree(format_args!("{what} of {words} words a message"))

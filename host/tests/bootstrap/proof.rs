@@ -1,6 +1,7 @@
 //! Programs that do not know the job's name, at either end of a connection. The frames are made here by hand, as another implementation makes them.
 
 use std::{
+    fs::File,
     io::{ErrorKind, Read, Write},
     net::{TcpListener, TcpStream},
     thread,

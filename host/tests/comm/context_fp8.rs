@@ -96,6 +96,7 @@ fn cases() -> Vec<Case> {
     vec![
         gather(1, dense),
         by(gather(2, two), Schedule::Ring),
+        by(gather(2, AttentionConfig { queries: 512, keys: 512, heads: 2, key_heads: 1, ..BASE }), Schedule::Fused),
         by(gather(2, AttentionConfig { layout: Layout::Sbhd, ..two }), Schedule::AllToAll),
         by(contiguous(gather(3, two)), Schedule::Auto),
         gather(3, full),

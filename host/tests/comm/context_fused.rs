@@ -1,6 +1,7 @@
 //! The forward pass in one launch, whose kernel waits for keys: each rank's part against the whole, the bits of one device, and what is refused.
 
 use oxtile::attention::{AttentionConfig, Kernels, Layout, Mask, Sink, Window};
+use oxtile::comm::Team;
 use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, Partition, Schedule, Transport};
 use oxtile::num::{bf16, f16};
 
@@ -275,6 +276,33 @@ fn passes_on_streams_of_their_own() {
     }
 }
 
+/// Kernels are loaded with the operation: a load may wait for all work of the device, which waits for other ranks later.
+#[test]
+fn passes_load_nothing() {
+    let options = AttentionConfig { sink: Sink::Learnable, max_logit: true, queries: 512, keys: 512, ..BASE };
+    let packed = AttentionConfig { layout: Layout::Packed, queries: 512, keys: 512, ..BASE };
+    for attention in [options, packed, AttentionConfig { head_size: 128, mask: Mask::Full, ..options }] {
+        let lengths = if attention.layout == Layout::Packed { vec![[512, 512]] } else { Vec::new() };
+        let case = Case { lengths, ..Case::new(2, attention).by(Schedule::Fused) };
+        let ranks = Ranks::new(&case).unwrap();
+        let (operations, mut tensors) = (ranks.operations::<bf16>().unwrap(), ranks.tensors(&case.whole()).unwrap());
+        ranks.set_sequences(&operations, &tensors).unwrap();
+        let loads = || ranks.world.runtime.loads();
+        let before = loads();
+        for is_backward in [false, true] {
+            for ((operation, tensors), stream) in operations.iter().zip(&mut tensors).zip(&ranks.world.streams) {
+                let bound =
+                    if is_backward { tensors.backward(&case, operation, stream) } else { tensors.forward(&case, operation, stream) };
+                bound.unwrap().run(stream).unwrap();
+            }
+        }
+        ranks.world.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert_eq!(loads() - before, 0, "{attention:?}");
+        drop(operations);
+        ranks.close().unwrap();
+    }
+}
+
 /// What it does not take is refused by name, with what to take instead.
 #[test]
 fn what_is_not_taken_is_refused() {
@@ -302,5 +330,18 @@ fn what_is_not_taken_is_refused() {
     refused(ContextParallelConfig { partition: Partition::Contiguous, ..of(BASE) }, true, ["fused", "zigzag"]);
     refused(forward(BASE), false, ["fused", "Transport::symmetric"]);
     refused(of(BASE), true, ["fused", "chunks are of 12 rows"]);
+    // Slots are counted as the arena counts its ranks.
+    let config = of(AttentionConfig { queries: 512, keys: 512, ..BASE });
+    let turned = Ranks::new(&Case { config, ..Case::new(2, config.attention) }).unwrap();
+    let team = Team::new(turned.world.size(), &[1, 0].map(|rank| turned.world.rank(rank))).unwrap();
+    let member = team.member(turned.world.rank(0)).unwrap();
+    let transport = Transport::symmetric(&turned.arenas[0], &member);
+    let error = ContextParallel::<bf16>::new(&turned.world.streams[0], transport, config).unwrap_err().to_string();
+    assert!(error.contains("a team of all ranks in their order"), "{error}");
+    // More than a grid has rows for; in an arena that would be too small as well.
+    let many = of(AttentionConfig { queries: 512, keys: 512, batches: 1 << 14, heads: 4, key_heads: 4, ..BASE });
+    let config = ContextParallelConfig { forward: Schedule::Ring, ..many };
+    let error = ContextParallel::<bf16>::new(&turned.world.streams[0], turned.transport(0), config).unwrap_err().to_string();
+    assert!(error.contains("65536 key heads of all batches"), "{error}");
     refused(of(AttentionConfig { queries: 512, keys: 512, head_size: 192, ..BASE }), true, ["fused", "gradients"]);
 }

@@ -192,6 +192,11 @@ fn fused_and_plain<T: GatherOperands<bf16>>(values: impl Fn(&Stream, u64, u64) -
         let mine = whole.view().slice(i as u64 * shard, (i as u64 + 1) * shard).cast();
         let copy = ranks.all.world.runtime.load::<CopyWords>()?;
         copy.launch(stream, CopyWordsArgs { source: mine, target: own.view_mut().cast() })?;
+        if scaled {
+            let many = Buffer::<f32>::zeros(stream, 2)?;
+            let refused = gather.bind_scaled(stream, weight.view(), [many.view(), b.view()], None, d.view_mut());
+            assert!(matches!(refused, Err(Error::Length { what: "AllGatherGemm::bind, scale", .. })));
+        }
         let mut bound = match scaled {
             true => gather.bind_scaled(stream, weight.view(), [a.view(), b.view()], Some(bias.view()), d.view_mut())?,
             false => gather.bind(stream, weight.view(), Some(bias.view()), d.view_mut())?,
@@ -265,6 +270,17 @@ fn a_call_that_is_refused_is_made_again() -> Result<()> {
         let shard = Buffer::from_slice(stream, &case.shard(&case.operand(0), i as u32))?;
         assert!(matches!(product.copy_shard(stream, &Buffer::zeros(stream, 3)?), Err(Error::Length { .. })));
         assert!(product.run(stream).unwrap_err().to_string().contains("was not written"));
+        // One of another device, which was not copied.
+        assert!(matches!(product.copy_shard(stream, &Buffer::zeros(other, shard.len())?), Err(Error::WrongDevice { .. })));
+        assert!(product.run(stream).unwrap_err().to_string().contains("was not written"));
+        // In a graph alone: the call outside would send what the last graph left.
+        let (out, mut given) = (&ranks.out[i], Ok(()));
+        let captured = Graph::capture(&[stream, out], || {
+            given = product.copy_shard(stream, &shard);
+            Err::<(), _>(Error::Invalid { what: "the capture", why: "it is given up".into() })
+        });
+        assert!(captured.is_err() && given.is_ok());
+        assert!(product.run(stream).unwrap_err().to_string().contains("was written in another capture"));
         product.copy_shard(stream, &shard)?;
         assert!(matches!(product.run(other), Err(Error::WrongDevice { .. })));
         product.copy_shard(stream, &shard)?;

@@ -372,10 +372,15 @@ fn calls_on_streams_of_their_own() -> Result<()> {
     Ok(())
 }
 
-/// Rows of a sum to which a part did not come are garbage, and do not leave the rank: nothing of the copies that follow is done.
+/// Rows of a sum to which a part did not come are garbage, and do not leave the rank: nothing that follows is done, be it copies of the call or other work.
 #[test]
 fn rows_without_a_part_do_not_leave_the_rank() -> Result<()> {
-    let config = config(Fused, 1, [70, 32, 144]);
+    without_a_part(Fused)?;
+    without_a_part(OneShot)
+}
+
+fn without_a_part(method: AllReduceMethod) -> Result<()> {
+    let config = config(method, 1, [70, 32, 144]);
     // The kernel of rank 0 waits for some thousand steps, and rank 1 for much longer.
     let deadlines = [Duration::from_micros(5), Duration::from_millis(400)];
     let world = World::new(2, 1);
@@ -394,9 +399,24 @@ fn rows_without_a_part_do_not_leave_the_rank() -> Result<()> {
     let ((a, b), others) = (operands(0)?, operands(1)?);
     let _ready = made[1].bind(all.stream(1), others.0.view(), others.1.view(), None)?;
     made[0].bind(all.stream(0), a.view(), b.view(), None)?.run(all.stream(0))?;
-    // After the copies of the call.
-    told[0].set(&outs[0], 0, all.world.rank(1))?;
+    // After the copies of the call, or after its launch.
+    let after = if method == OneShot { all.stream(0) } else { &outs[0] };
+    told[0].set(after, 0, all.world.rank(1))?;
     told[1].take_back(all.stream(1), 0, all.world.rank(0))?;
-    assert!(all.arenas[1].ticket(all.stream(1))?.wait().is_err(), "rank 1 was told of rows that lack its part");
+    assert!(all.arenas[1].ticket(all.stream(1))?.wait().is_err(), "{method:?}: rank 1 was told of rows that lack its part");
     Ok(())
+}
+
+/// A bias that no kernel can read in whole vectors is refused before the other ranks hear of the call.
+#[test]
+fn a_bias_in_the_middle_of_a_vector_is_refused() -> Result<()> {
+    let config = config(OneShot, 1, [30, 16, 48]);
+    let all = Arenas::with(1, 1, options());
+    let (stream, out) = (all.stream(0), all.world.ranks[0].device().urgent_stream()?);
+    let reduce = GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, 0, config, &out)?, stream, config)?;
+    let (a, b, bias) = (Buffer::<bf16>::zeros(stream, 30 * 48)?, Buffer::zeros(stream, 48 * 16)?, Buffer::zeros(stream, 17)?);
+    let error = reduce.bind(stream, a.view(), b.view(), Some(bias.view().slice(1, 17))).unwrap_err().to_string();
+    assert!(error.contains("no multiple of 16 bytes"), "{error}");
+    reduce.bind(stream, a.view(), b.view(), Some(bias.view().slice(0, 16)))?.run(stream)?;
+    all.arenas[0].ticket(stream)?.wait()
 }

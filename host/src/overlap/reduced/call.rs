@@ -60,13 +60,7 @@ impl<'a, T: ReduceOperands<O>, O: Summed> ReducedProduct<'a, T, O> {
             let sum = Sum { part: made.part.view(), sum: result.view_mut(), config, bias };
             memory.mailbox.sum(parts, compute, &*made.kernel, sum)
         });
-        if let Err(error) = &done
-            && !compute.is_capturing()
-        {
-            // The others go on with this call, which did not come about here. What is returned is why.
-            let _ = parts.arena.abort(&format!("{WHAT}: {error}"));
-        }
-        done
+        parts.arena.or_abort(compute, WHAT, done)
     }
 }
 

@@ -128,7 +128,7 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Enqueues the sum of all members' parts: every member calls it, with a part of the same size, after [`open`](Self::open).
+    /// Enqueues the sum of all members' parts: every member calls it, with a part of the same size, after [`open`](Self::open). Without a part of some member nothing that follows is done.
     pub fn sum<O: Summed>(&self, parts: &Parts, stream: &Stream, kernel: &dyn SmallSum<O>, of: Sum<'_, O>) -> Result<()> {
         let Some(Opened { entries, addresses, ranks, epochs }) = self.opened.get() else { return Ok(()) };
         // By the first lane's flags a deadline can name a rank that never came; later ones are named by the kernel's verdict.
@@ -148,6 +148,7 @@ impl Mailbox {
         let mail = MailArgument { slots, inbox: inbox.view_mut(), ranks: ranks.view(), epochs: epochs.view_mut(), slot, each, me };
         let Sum { part, sum, config, bias } = of;
         let (columns, fusion) = (config.shape().n, config.fusion(None, bias));
-        kernel.launch(stream, AllReduceArgs { part, sum, columns, mail, waits, signals: signals.argument(), fusion })
+        kernel.launch(stream, AllReduceArgs { part, sum, columns, mail, waits, signals: signals.argument(), fusion })?;
+        parts.arena.batch(stream).answered().enqueue()
     }
 }

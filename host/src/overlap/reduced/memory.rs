@@ -28,7 +28,7 @@ pub(super) struct Inner {
 }
 
 impl AllReduceMemory {
-    /// Takes the result of the largest operation, of `bytes` bytes, and a mailbox from the arena of `parts`, of four times as many bytes for each member, counting 256 KiB at most; and 17 signal channels. Every rank takes as much, in one order with all else, also one of another
+    /// Takes the result of the largest operation, of `bytes` bytes, and a mailbox from the arena of `parts`, of about twice as many bytes for each member, counting 256 KiB at most, and at least 32 KiB; and 17 signal channels. Every rank takes as much, in one order with all else, also one of another
     /// team.
     ///
     /// [`AllReduceConfig::result_bytes`](super::AllReduceConfig::result_bytes) states how many bytes a product needs: take the most of all layers.

@@ -133,12 +133,13 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                 let runtime = device.runtime();
                 let kernel = T::small_sum(&runtime)?;
                 kernel.prepare(&device)?;
-                let part = parts.room::<O>(stream, 1, product.m * product.n)?;
+                let (gemm, part) = (Gemm::new(&runtime, product)?, parts.room::<O>(stream, 1, product.m * product.n)?);
+                // Whatever may fail comes before the operation has a number, which the other members count too.
                 let number = parts.next_operation();
                 let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
                 let note = format!("{config:?} of {elements} into {results} by OneShot in {:?}", parts.member.team());
                 parts.arena.note(&parts.operation(number), &note)?;
-                Made::OneShot(OneShot { gemm: Gemm::new(&runtime, product)?, part, kernel, number, note })
+                Made::OneShot(OneShot { gemm, part, kernel, number, note })
             }
         };
         Ok(Self { memory: memory.clone(), config, choice, made })
@@ -178,6 +179,10 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                 By::Scattered(ScatterCall::spreading(scatter, sent, own, Spread::new(inner, scatter.shards(), rows)))
             }
             Made::OneShot(of) => {
+                if let Some(address) = bias.map(|bias| bias.address()).filter(|address| !address.is_multiple_of(16)) {
+                    let why = format!("the bias begins at {address:#x}, no multiple of 16 bytes: copy it to a buffer of its own");
+                    return Err(Error::Invalid { what: "GemmAllReduce::bind", why });
+                }
                 parts.arena.compare_notes(&parts.operation(of.number), of.number, &of.note, parts.others())?;
                 inner.mailbox.open(parts, stream)?;
                 let part = &of.part;
