@@ -67,6 +67,10 @@ fn compile(binary: &str, profile: Profile) -> Result<String> {
     say(&format!("cargo: {binary}, a minute or more the first time"));
     let start = Instant::now();
     let mut cargo = cargo(["build", "--workspace", "--message-format=json-render-diagnostics", "--bin", binary]);
+    if matches!(profile, Profile::Dev) {
+        // With this program, as all tests are compiled: what it shares with proc macros is else compiled once more, and with them all that uses those.
+        cargo.args(["--bin", "xtask"]);
+    }
     cargo.args(profile.options()).env("OXTILE_COMMIT", commit()).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot run cargo")?;
     ensure!(output.status.success(), "{binary} does not compile: see above");
