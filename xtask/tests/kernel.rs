@@ -22,7 +22,7 @@ fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// Without anything that assembles PTX, and without a compiler's library for the GPU.
+/// Where no tool that assembles PTX is found.
 #[test]
 fn emulated_cases_need_no_ptx() {
     let none = tempfile::tempdir().unwrap();

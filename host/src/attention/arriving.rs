@@ -21,7 +21,7 @@ use super::config::{AttentionConfig, Layout};
 use super::forward::AttentionElement;
 use super::heads::by_head;
 use super::sink::BoundSink;
-use super::table::{Prepared, rows};
+use super::table::{Unloaded, rows};
 use crate::choice::{Entry, Table};
 use crate::runtime::{Buffer, Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{Heads, HeadsMut, Strided, TensorMap, TensorMapMut, Uploads};
@@ -29,7 +29,7 @@ use crate::tensor::{Heads, HeadsMut, Strided, TensorMap, TensorMapMut, Uploads};
 /// The attention of a whole sequence by one of its ranks.
 pub(crate) struct ArrivingAttention<T: ArrivingElement> {
     config: AttentionConfig,
-    entry: &'static Entry<ForwardKernel, Prepared<Bind<T>>>,
+    entry: &'static Entry<ForwardKernel, Unloaded<Bind<T>>>,
     bind: Bind<T>,
 }
 
@@ -94,7 +94,7 @@ pub struct Binding<'s, 'a, T> {
 pub trait ArrivingElement: AttentionElement<Out = Self> {
     /// The kernels, which have the tiles of those of one device.
     #[doc(hidden)]
-    const ARRIVING: Table<ForwardKernel, Prepared<Bind<Self>>>;
+    const ARRIVING: Table<ForwardKernel, Unloaded<Bind<Self>>>;
 }
 
 impl AttentionConfig {
@@ -125,7 +125,7 @@ impl<T: ArrivingElement> ArrivingAttention<T> {
     pub fn new(device: &Device, config: AttentionConfig) -> Result<Self> {
         let decision = config.arriving::<T>().map_err(|why| Error::Invalid { what: "AttentionConfig", why })?;
         let entry = Entry::find(T::ARRIVING, &decision)?;
-        Ok(Self { config, entry, bind: (entry.load)(&device.runtime())?.on(device)? })
+        Ok(Self { config, entry, bind: (entry.load)(&device.runtime())?.load_on(device)? })
     }
 
     /// Keys of a block of the kernel of an attention, if there is one.
@@ -157,12 +157,12 @@ fn by_chunk(Strided { shape: [_, rows, heads, size], strides: [_, row, head, one
 fn load_with<K, T>(
     runtime: &Runtime,
     bind: for<'s, 'a> fn(Arc<Loaded<K>>, Binding<'s, 'a, T>) -> Result<Waiting<'a>>,
-) -> Result<Prepared<Bind<T>>>
+) -> Result<Unloaded<Bind<T>>>
 where
     K: Kernel + Signature + Send + Sync + 'static,
     T: ArrivingElement,
 {
-    Prepared::new(runtime, |kernel| -> Bind<T> { Box::new(move |binding| bind(Arc::clone(&kernel), binding)) })
+    Unloaded::new(runtime, |kernel| -> Bind<T> { Box::new(move |binding| bind(Arc::clone(&kernel), binding)) })
 }
 
 /// Dense tensors of a rank, mapped for the kernels.
@@ -344,7 +344,7 @@ macro_rules! packed {
 macro_rules! elements {
     ($($t:ident)*) => { $(
         impl ArrivingElement for $t {
-            const ARRIVING: Table<ForwardKernel, Prepared<Bind<$t>>> = &[
+            const ARRIVING: Table<ForwardKernel, Unloaded<Bind<$t>>> = &[
                 tile!($t 64 64 128 Narrow), tile!($t 128 128 128 Pair), tile!($t 192 128 128 Wide), tile!($t 256 256 80 Wide),
                 options!($t 64 64 128 Pair), options!($t 128 128 128 Wide), options!($t 192 128 128 Wide), options!($t 256 256 64 Wide),
                 packed!($t 64 64 128 Narrow), packed!($t 128 128 128 Pair),

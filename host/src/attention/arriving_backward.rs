@@ -25,7 +25,7 @@ use super::config::{AttentionConfig, Layout};
 use super::heads::by_head;
 use super::sequences::BoundSequences;
 use super::sink::differentiate_sink;
-use super::table::{Load, Prepared, rows};
+use super::table::{Load, Unloaded, rows};
 use crate::choice::{Entry, Table};
 use crate::runtime::{Device, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::{Heads, HeadsMut, TensorMap, Uploads};
@@ -34,7 +34,7 @@ use crate::tensor::{Heads, HeadsMut, TensorMap, Uploads};
 pub(crate) struct ArrivingBackward<T: ArrivingGradients> {
     /// Of the whole.
     config: AttentionConfig,
-    entry: &'static Entry<BackwardKernel, Prepared<BindBackward<T>>>,
+    entry: &'static Entry<BackwardKernel, Unloaded<BindBackward<T>>>,
     bind: BindBackward<T>,
 }
 
@@ -96,7 +96,7 @@ pub struct Binding<'s, 'a, T> {
 pub trait ArrivingGradients: ArrivingElement + BackwardElement {
     /// The kernels, which have the tiles of those of one device.
     #[doc(hidden)]
-    const ARRIVING_BACKWARD: Table<BackwardKernel, Prepared<BindBackward<Self>>>;
+    const ARRIVING_BACKWARD: Table<BackwardKernel, Unloaded<BindBackward<Self>>>;
 }
 
 /// The most key heads whose gradients are added up: the height of a grid.
@@ -148,7 +148,7 @@ impl<T: ArrivingGradients> ArrivingBackward<T> {
     pub fn new(device: &Device, config: AttentionConfig, chunk: u64) -> Result<Self> {
         let decision = config.arriving_backward::<T>(chunk).map_err(|why| Error::Invalid { what: "AttentionConfig", why })?;
         let entry = Entry::find(T::ARRIVING_BACKWARD, &decision)?;
-        Ok(Self { config, entry, bind: (entry.load)(&device.runtime())?.on(device)? })
+        Ok(Self { config, entry, bind: (entry.load)(&device.runtime())?.load_on(device)? })
     }
 
     /// The main kernel's name.
@@ -173,12 +173,12 @@ type Kernels<T, const D: usize, const QUERIES: usize, const SPAN: usize, const M
 fn load_with<K, T>(
     runtime: &Runtime,
     bind: for<'s, 'a> fn(Arc<K>, Binding<'s, 'a, T>) -> Result<BoundArriving<'a>>,
-) -> Result<Prepared<BindBackward<T>>>
+) -> Result<Unloaded<BindBackward<T>>>
 where
     K: Load + Send + Sync + 'static,
     T: ArrivingGradients,
 {
-    Prepared::new(runtime, |kernels| -> BindBackward<T> { Box::new(move |binding| bind(Arc::clone(&kernels), binding)) })
+    Unloaded::new(runtime, |kernels| -> BindBackward<T> { Box::new(move |binding| bind(Arc::clone(&kernels), binding)) })
 }
 
 /// Heads from one row of a result and its gradient to the next, for the kernel that sums rows: heads of a row follow each other, and all rows are as far apart.
@@ -349,7 +349,7 @@ where
 macro_rules! elements {
     ($($t:ident)*) => { $(
         impl ArrivingGradients for $t {
-            const ARRIVING_BACKWARD: Table<BackwardKernel, Prepared<BindBackward<$t>>> = &[rows! { BackwardKernel:
+            const ARRIVING_BACKWARD: Table<BackwardKernel, Unloaded<BindBackward<$t>>> = &[rows! { BackwardKernel:
                 [Dense { head_size: 64, masked: true }] [128, BACKWARD_KEYS] Main<$t, 64, 128, 64, true, false>: bind::<$t, 64, 128, 64, true, false>;
                 [Dense { head_size: 128, masked: true }] [64, BACKWARD_KEYS] Main<$t, 128, 64, 64, true, false>: bind::<$t, 128, 64, 64, true, false>;
                 [Dense { head_size: 128, masked: false }] [80, BACKWARD_KEYS] Main<$t, 128, 80, 80, false, false>: bind::<$t, 128, 80, 80, false, false>;

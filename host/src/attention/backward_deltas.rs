@@ -71,7 +71,7 @@ impl<'a, T> ResultRows<'a, T> {
 #[doc(hidden)]
 pub type DeltaKernel<T> = Arc<dyn Fn(&Stream, &ResultRows<'_, T>, DeviceViewMut<'_, f32>) -> Result<()> + Send + Sync>;
 
-/// Loads it on a device.
+/// Loads it on a device, for all who have found it: they share what is loaded.
 pub(super) fn prepare<T: Float + Pod>(device: &Device) -> Result<()>
 where
     AttentionBackwardDeltas<T>: Kernel,

@@ -15,16 +15,16 @@ pub(super) trait Load: Sized {
     fn prepare(&self, device: &Device) -> Result<()>;
 }
 
-/// What binds tensors to kernels, and loads these on a device.
+/// Kernels that are found and not loaded on a device yet, and what binds tensors to them.
 #[doc(hidden)]
-pub struct Prepared<B> {
+pub struct Unloaded<B> {
     bind: B,
     prepare: Prepare,
 }
 
 type Prepare = Box<dyn Fn(&Device) -> Result<()> + Send + Sync>;
 
-impl<B> Prepared<B> {
+impl<B> Unloaded<B> {
     /// Finds kernels, for what binds tensors to them.
     pub(super) fn new<K: Load + Send + Sync + 'static>(runtime: &Runtime, bind: impl FnOnce(Arc<K>) -> B) -> Result<Self> {
         let kernels = Arc::new(K::load(runtime)?);
@@ -33,7 +33,7 @@ impl<B> Prepared<B> {
     }
 
     /// Loads the kernels on a device: before another rank's kernel may wait for this one's.
-    pub(super) fn on(self, device: &Device) -> Result<B> {
+    pub(super) fn load_on(self, device: &Device) -> Result<B> {
         (self.prepare)(device)?;
         Ok(self.bind)
     }

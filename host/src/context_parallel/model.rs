@@ -96,6 +96,12 @@ impl Time {
     }
 }
 
+/// What one launch waits for more than two ranks, where its bytes take so long and its products so long.
+fn wait_for_several(ranks: u64, direction: Direction, [wire, compute]: [f64; 2]) -> f64 {
+    let [times, hidden] = HOPPER.several[usize::from(direction == Direction::Backward)];
+    (times * wire - hidden * compute).max(0.0) * ranks.saturating_sub(2) as f64 / 2.0
+}
+
 impl ContextParallelConfig {
     /// Elements of a rank's queries, of its result, and of its keys and values together.
     fn elements(&self, world: WorldSize) -> [u64; 3] {
@@ -229,12 +235,6 @@ impl ContextParallelConfig {
         1.0 + KEYS as f64 / 2.0 / chunk.max(1.0)
     }
 
-    /// What one launch waits for more than two ranks, where its bytes take so long and its products so long.
-    fn wait_for_several(ranks: u64, direction: Direction, [wire, compute]: [f64; 2]) -> f64 {
-        let [times, hidden] = HOPPER.several[usize::from(direction == Direction::Backward)];
-        (times * wire - hidden * compute).max(0.0) * ranks.saturating_sub(2) as f64 / 2.0
-    }
-
     /// The time of a pass by the model.
     pub(super) fn time(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Time {
         let (ranks, whole) = (u64::from(world.get()), self.compute(direction, world));
@@ -262,7 +262,7 @@ impl ContextParallelConfig {
                 let (after, sums) = (padded / f64::from(sections.max(1)), [0.0, (8.0 * share + 2.0) * kv][at] / HOPPER.memory);
                 let exposed = if ranks == 1 { 0.0 } else { (wire + after - padded).max(0.0) };
                 // Backward it was not seen.
-                let several = if at == 0 { Self::wait_for_several(ranks, direction, [wire, padded]) } else { 0.0 };
+                let several = if at == 0 { wait_for_several(ranks, direction, [wire, padded]) } else { 0.0 };
                 Time { compute: padded + sums, exposed: exposed + several }
             }
             // Keys arrive while those that came before are attended to.
@@ -275,7 +275,7 @@ impl ContextParallelConfig {
                 // Groups of heads have a launch each.
                 let compute = if self.fused_groups(world, size).is_ok_and(|groups| groups > 1) { compute * HOPPER.groups } else { compute };
                 let exposed = (wire + HOPPER.section * f64::from(sections.saturating_sub(1)) - compute).max(0.0);
-                let several = Self::wait_for_several(ranks, direction, [wire, compute]);
+                let several = wait_for_several(ranks, direction, [wire, compute]);
                 Time { compute: compute + sums, exposed: if ranks == 1 { 0.0 } else { exposed + several } }
             }
             Schedule::AllToAll if self.is_in_memory(schedule, world, (means, size)) => {

@@ -13,7 +13,7 @@ use super::schedule::Schedule;
 use super::table::GatherOperands;
 use super::transfer::{Read, Transfer, wait_for};
 use crate::comm::Rank;
-use crate::runtime::{Bound, Buffer, Error, Kind, Result, Stream, order};
+use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
@@ -238,11 +238,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         if let Some(kept) = &mut self.kept {
             kept.copy_from(compute, &self.of.places[place])?;
         }
-        // What no kernel may read any more: the emulator alone knows of it.
-        let others = match compute.device().runtime().kind() {
-            Kind::Emulated => others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64),
-            Kind::Cuda => Vec::new(),
-        };
+        let others = &|| others_of(schedule, inner.member.rank().index(), size_of::<T>() as u64);
         let has_waited = matches!(self.products[place], Product::Fused(_));
         let shard = self.shards.as_ref().map(|shards| shards[place].memory());
         inner.release(compute, &mut places[place], Read { place, put: &begun.put, has_waited, flags: &flags, others, shard })

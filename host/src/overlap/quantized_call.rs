@@ -102,7 +102,7 @@ where
         }
         let flags: Vec<_> = pieces.iter().filter_map(|piece| piece.flag).collect();
         let own = of.schedule.shard(me);
-        let (put, others) = (inner.out.mark()?, of.parts.others(of.schedule.gathered, &own));
+        let (put, others) = (inner.out.mark()?, &|| of.parts.others(of.schedule.gathered, &own));
         inner.release(compute, from, Read { place, put: &put, has_waited: false, flags: &flags, others, shard: None })
     }
 }

@@ -121,8 +121,8 @@ pub(super) struct Read<'r> {
     /// Whether a kernel of the call has waited for flags.
     pub has_waited: bool,
     pub flags: &'r [(u32, Rank)],
-    /// What the others have put, in bytes of the place.
-    pub others: Vec<Range<u64>>,
+    /// Gives what the others have put, in bytes of the place. The emulator alone asks: no kernel may read it any more.
+    pub others: &'r dyn Fn() -> Vec<Range<u64>>,
     /// The shard's own memory, if it has uses of its own.
     pub shard: Option<&'r Arc<Memory>>,
 }
@@ -151,7 +151,7 @@ impl Inner {
             memory.add_use(&aside.0, true, &mut Vec::new());
         }
         if compute.0.runtime.kind() == Kind::Emulated {
-            others.into_iter().try_for_each(|range| of.discard(aside, range))?;
+            others().into_iter().try_for_each(|range| of.discard(aside, range))?;
         }
         let batch = self.arena.batch(aside);
         let batch = flags.iter().try_fold(batch, |batch, (flag, from)| batch.clear(&self.ready, *flag, *from))?;

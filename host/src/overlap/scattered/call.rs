@@ -218,9 +218,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                 memory.add_use(&compute.0, true, &mut Vec::new());
             }
         }
-        let others = Some(0..of.parts_bytes()).filter(|range| !range.is_empty());
+        let others = &|| Some(0..of.parts_bytes()).into_iter().filter(|range| !range.is_empty()).collect();
         let flags = [read, unread].concat();
-        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others: others.into_iter().collect(), shard: None };
+        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others, shard: None };
         inner.release(compute, &mut places[place], read)
     }
 
