@@ -246,7 +246,10 @@ impl Record {
     fn efficiency_over(&self, alone: &str, side: usize) -> Option<Interval> {
         let ranks = f64::from(self.divided.as_ref()?.ranks);
         let (alone, side) = (self.sides.iter().find(|side| side.label == alone)?, self.sides.get(side)?);
-        Interval::of(alone.milliseconds.iter().zip(&side.milliseconds).map(|(alone, side)| alone / ranks / side))
+        // One that ran once stands beside each round.
+        let count = if alone.milliseconds.len() == 1 { side.milliseconds.len() } else { alone.milliseconds.len() };
+        let alone = alone.milliseconds.iter().cycle().take(count);
+        Interval::of(alone.zip(&side.milliseconds).map(|(alone, side)| alone / ranks / side))
     }
 
     /// Whether a side does the work that ranks share: not the one GPU, nor copies alone.

@@ -138,6 +138,7 @@ pub const KERNELS: &[oxtile_tile::launch::KernelFamily] = &[
     gemm::GEMM_BLOCKS,
     gemm::GEMM_EPILOGUE,
     gemm::GEMM_GATHERED,
+    gemm::GEMM_SCATTERED,
     gemm::GEMM_GROUPED,
     gemm::GEMM_PORTABLE,
     interleave::INTERLEAVE_ROWS,

@@ -3,7 +3,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `all_reduce`, `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
+//! | `all_reduce`, `amax`, `conformance`, `copy` (fills and sums of parts too), `exchange`, `fp8`, `gemm`, `gemm_gathered`, `gemm_grouped`, `gemm_scattered`, `grouped`, `interleave`, `interleaved`, `mxfp8`, `mxfp8_fused`, `nvfp4`, `rms_norm` | mutants of the kernels of that name |
 //! | `attention`, `attention_arriving`, `attention_packed`, `attention_arriving_packed`, `attention_general` | of forward attention on Hopper: dense tensors, those whose keys arrive, packed sequences, such whose keys arrive, options |
 //! | `attention_split`, `attention_fp8`, `attention_portable` | divided keys, 8 bits, any GPU |
 //! | `attention_backward`, `attention_backward_general`, `attention_backward_wide`, `attention_backward_portable` | the backward pass: dense tensors, sequences and options, heads above 128, any GPU |
@@ -33,6 +33,7 @@ mod fp8;
 mod gemm;
 mod gemm_gathered;
 mod gemm_grouped;
+mod gemm_scattered;
 mod grouped;
 mod interleave;
 mod interleaved;
@@ -89,6 +90,7 @@ const SHIPPED: &[&[Job]] = &[
     fp8::JOBS,
     gemm::JOBS,
     gemm_gathered::JOBS,
+    gemm_scattered::JOBS,
     gemm_grouped::JOBS,
     grouped::JOBS,
     interleave::JOBS,

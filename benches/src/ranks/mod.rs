@@ -197,7 +197,7 @@ pub fn run(
         progress(&format!("{} {}", comparison.kernel, comparison.shape));
         let asked = peers.as_mut().map_err(|error| format!("{error:#}"));
         let rounds = options.rounds.div_ceil(comparison.fewer);
-        let rounds = [options.size.pick(WARM_UP, 0), rounds];
+        let rounds = [if comparison.once.is_some() { 0 } else { options.size.pick(WARM_UP, 0) }, rounds];
         match compare(ranks, asked, comparison, rounds, &mut random) {
             Err(error) if !comparison.peers.is_empty() && peers.is_ok() => {
                 // It may have been a peer: then ours run alone.
@@ -271,7 +271,8 @@ fn compare(
     let all: Vec<_> = comparison.sides.iter().chain(asked).collect();
     let (mut times, mut orders) = (vec![Vec::new(); all.len()], Vec::new());
     for round in 0..warm_up + rounds {
-        let order = random.order(all.len());
+        let mut order = random.order(all.len());
+        order.retain(|side| round == 0 || comparison.once != Some(all[*side].label));
         for &side in &order {
             let taken = match &mut peers {
                 Ok(peers) if side >= comparison.sides.len() => ask(peers, all[side])?,

@@ -34,6 +34,8 @@ pub struct Comparison {
     pub calls: u64,
     /// Rounds are divided by this: there are many shapes.
     pub fewer: usize,
+    /// The side that takes part in the first round alone, where calls take seconds: then every round counts.
+    pub once: Option<&'static str>,
     pub taken: Vec<Taken>,
     /// The sides of which the slowest is the limit.
     pub limit: &'static [&'static str],
@@ -59,6 +61,7 @@ impl Comparison {
             peers: Vec::new(),
             missing: Vec::new(),
             fewer: 1,
+            once: None,
             taken: taken.to_vec(),
             limit: &[],
             chosen: None,

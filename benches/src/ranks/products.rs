@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use oxtile::comm::WorldSize;
 use oxtile::num::bf16;
-use oxtile::overlap::{AllReduceMethod, Method, OverlapChoice, Rates};
+use oxtile::overlap::{AllReduceMethod, Method, OverlapChoice, Rates, ScatterMethod};
 
 use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
@@ -70,8 +70,16 @@ pub(super) fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Re
     let (config, peers, [m, n, k]) = (scattered::config(sizes, None), u64::from(world - 1), sizes);
     let choice = config.choose::<bf16, bf16>(ranks, rates)?;
     let calls = ((round / choice.predicted.sequential).ceil() as u64).clamp(3, 200);
-    let labels = [("fused", By::Fused, Method::Fused), ("sequential", By::Sequential, Method::Sequential)];
-    let mut sides: Vec<_> = labels.map(|(label, by, _)| scattered_side(label, by, sizes, calls)).into();
+    let labels = [
+        ("direct", By::Direct, ScatterMethod::Direct),
+        ("fused", By::Fused, ScatterMethod::Fused),
+        ("sequential", By::Sequential, ScatterMethod::Sequential),
+    ];
+    let refused = |method: ScatterMethod| choice.refused.iter().find(|(refused, _)| *refused == method);
+    let taken = labels.into_iter().filter(|(.., method)| refused(*method).is_none());
+    let mut sides: Vec<_> = taken.map(|(label, by, _)| scattered_side(label, by, sizes, calls)).collect();
+    let missing = labels.into_iter().filter_map(|(label, _, method)| refused(method).map(|(_, why)| (label, why)));
+    let missing = missing.map(|(label, why)| Missing { peer: label.into(), why: why.clone() }).collect();
     let bytes = config.bytes::<bf16, bf16>(ranks)?;
     let puts = Request { work: Work::Put, bytes: bytes / peers, calls: calls * peers };
     sides.extend([scattered_side(PRODUCT, By::ProductAlone, sizes, calls), Side { label: WIRE, request: puts }]);
@@ -80,6 +88,7 @@ pub(super) fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Re
         bytes,
         flops: 2 * m * n * k / u64::from(world),
         limit: &[PRODUCT, WIRE],
+        missing,
         chosen: labels.into_iter().find(|(.., method)| *method == choice.method).map(|(label, ..)| label),
         peers: torch.map(|(label, by)| scattered_side(label, by, sizes, calls)).into(),
         ..Comparison::of(OVERLAP, "gemm-rs bf16 nt", format!("{m}x{n}x{k}, {world} ranks"), sides, &[DEVICE])

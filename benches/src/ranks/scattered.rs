@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use half::bf16 as Half;
 use oxtile::comm::{Communicator, HostRank, NcclCommunicator, ReduceOp, Team};
 use oxtile::num::bf16;
-use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig, ScatteredProduct};
+use oxtile::overlap::{GemmReduceScatter, Global, OverlapMemory, ReduceScatterConfig, ScatterMethod, ScatteredProduct};
 use oxtile::runtime::Bound;
 use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Buffer, Graph, Runtime, Stream};
@@ -23,9 +23,11 @@ use super::part::{Part, Room, check, times};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// By [`Method::Fused`].
+    /// By [`ScatterMethod::Direct`].
+    Direct,
+    /// By [`ScatterMethod::Fused`].
     Fused,
-    /// By [`Method::Sequential`].
+    /// By [`ScatterMethod::Sequential`].
     Sequential,
     /// The product of all rows of a rank's part of the sum.
     ProductAlone,
@@ -38,17 +40,18 @@ pub enum By {
 }
 
 impl By {
-    fn method(self) -> Option<Method> {
+    fn method(self) -> Option<ScatterMethod> {
         match self {
-            Self::Fused => Some(Method::Fused),
-            Self::Sequential => Some(Method::Sequential),
+            Self::Direct => Some(ScatterMethod::Direct),
+            Self::Fused => Some(ScatterMethod::Fused),
+            Self::Sequential => Some(ScatterMethod::Sequential),
             Self::ProductAlone | Self::ProductThenNccl | Self::TorchFused | Self::TorchUnfused => None,
         }
     }
 }
 
 /// The product of row-major rows of `A` and of `B` stored as its transpose, as a linear layer has it.
-pub fn config([m, n, k]: Sizes, method: Option<Method>) -> ReduceScatterConfig {
+pub fn config([m, n, k]: Sizes, method: Option<ScatterMethod>) -> ReduceScatterConfig {
     ReduceScatterConfig { transpose_b: true, method, ..ReduceScatterConfig::new(Global { m, n, k }) }
 }
 
@@ -58,7 +61,7 @@ pub struct Scattered {
     whole: Buffer<bf16>,
     d: Buffer<bf16>,
     /// The methods that were asked for, whose results were compared.
-    methods: Vec<(Method, GemmReduceScatter<bf16, bf16>)>,
+    methods: Vec<(ScatterMethod, GemmReduceScatter<bf16, bf16>)>,
     /// Dropped after what uses it.
     room: Room<OverlapMemory>,
 }
@@ -100,7 +103,7 @@ impl Scattered {
     }
 
     /// Makes the product by a method, once, and compares its results: of a call, and of a graph of the call that is replayed.
-    fn make(&mut self, method: Method, rank: &HostRank, gate: &Gate) -> Result<()> {
+    fn make(&mut self, method: ScatterMethod, rank: &HostRank, gate: &Gate) -> Result<()> {
         if self.methods.iter().any(|(made, _)| *made == method) {
             return Ok(());
         }

@@ -81,7 +81,7 @@ pub struct ArrivingKeys {
     pub first: u32,
     /// The second one.
     pub second: u32,
-    /// Key heads of the first section, counted over all batches. The next section has as many, and each one after it twice as many as the one before.
+    /// Key heads of a section, counted over all batches.
     pub section: u32,
     /// The flag to wait for, of section `s` and chunk `j` at `s * chunks + j`: its number as [`Waits`] counts, or [`PRESENT`].
     pub flags: Global<u32>,
@@ -95,7 +95,7 @@ impl ArrivingKeys {
     /// The section of a key head.
     #[inline(always)]
     pub(super) fn section_of(&self, key_head: u32) -> u32 {
-        section_of(key_head, self.section)
+        key_head / self.section.max(1)
     }
 
     /// The chunk of the rank in which a block of keys lies that begins with this one, and the key's row there.
@@ -109,17 +109,6 @@ impl ArrivingKeys {
             () => None,
         }
     }
-}
-
-/// The section of a key head, where the first one has `first` of them.
-#[inline(always)]
-pub(super) fn section_of(key_head: u32, first: u32) -> u32 {
-    u32::BITS - (key_head / first.max(1)).leading_zeros()
-}
-
-/// The sections of so many key heads of all batches, the first of which has `first`.
-pub const fn sections_of(key_heads: u32, first: u32) -> u32 {
-    if key_heads == 0 { 0 } else { u32::BITS - ((key_heads - 1) / first).leading_zeros() + 1 }
 }
 
 /// The walk of a block along the tiles, and what its thread that copies has seen to arrive.
@@ -353,33 +342,10 @@ where
         LaunchError::check_limit("shape.queries", tiles, MOST_BLOCKS)?;
         order.check(row_tiles)?;
         let key_heads = shape.batches.saturating_mul(shape.heads / shape.group.max(1));
-        let flags = u64::from(sections_of(key_heads, section)) * u64::from(chunks);
+        let flags = u64::from(key_heads.div_ceil(section)) * u64::from(chunks);
         LaunchError::check_length("arriving.flags", flags, arriving.flags.len())?;
         let rows = shape.many_heads().saturating_mul(shape.queries.into());
         <Rounded<T, V, 4> as Target<T, V, 4>>::check(target, rows, [shape.batches, shape.heads, shape.queries].map(u64::from))?;
         Ok(tiles)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each section holds the heads that its number says, in order, and there are no more than counted.
-    #[test]
-    fn sections_follow_each_other() {
-        for first in 1..9_u32 {
-            let mut ends = first;
-            let mut section = 0;
-            for head in 0..200_u32 {
-                if head == ends {
-                    section += 1;
-                    ends = first << section;
-                }
-                assert_eq!(u32::BITS - (head / first).leading_zeros(), section, "head {head} of sections of {first}");
-                assert_eq!(sections_of(head + 1, first), section + 1);
-            }
-        }
-        assert_eq!(sections_of(0, 4), 0);
     }
 }

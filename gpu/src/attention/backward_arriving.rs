@@ -20,7 +20,7 @@ use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{RegisterElement, RegisterTile, StoredElement};
 use oxtile_tile::tensor_map::TensorMap;
 
-use super::arriving::{ArrivingKeys, PRESENT, RANK_CHUNKS, sections_of};
+use super::arriving::{ArrivingKeys, PRESENT, RANK_CHUNKS};
 use super::backward::differentiate;
 use super::backward_dense::DenseKeyTiles;
 use super::backward_general::bend;
@@ -322,7 +322,7 @@ where
     order.check_heads(key_blocks)?;
     let tiles = heads.tile_heads().saturating_mul(key_blocks);
     LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
-    let sections = sections_of(heads.tile_heads() as u32, arriving.section);
+    let sections = (heads.tile_heads() as u32).div_ceil(arriving.section);
     LaunchError::check_length("problem.arriving.flags", u64::from(sections) * chunks, arriving.flags.len())?;
     let slot = heads.tile_heads().saturating_mul(of_rank / keys).saturating_mul(partial_elements(D as u64));
     let all = u64::from(slots.ranks).saturating_sub(1).saturating_mul(slots.step).saturating_add(slot);

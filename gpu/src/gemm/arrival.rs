@@ -12,11 +12,11 @@ pub struct Gathered {
     /// The tiles of a cluster in the order in which they are computed: the row in the upper 16 bits, the column in the lower ones, both counted in tiles.
     /// Every tile is in it once. They are not checked: rows and columns beyond the matrix are loaded as zeros and not stored.
     pub tiles: Global<u32>,
-    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`, or of panel `j` where [products are added](super::Summing): its number as [`Waits`] counts, or [`PRESENT`].
+    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`, or of panel `j` where [parts are added](super::GemmScattered): its number as [`Waits`] counts, or [`PRESENT`].
     pub flags: Global<u32>,
     /// The flags of the chunks.
     pub waits: Waits,
-    /// Rows of `A`, or elements of the sum, that each source has; the last sources may have fewer, or none. Where products are added, rows of a panel.
+    /// Rows of `A`, or elements of the sum, that each source has; the last sources may have fewer, or none. Where parts are added, rows of a panel.
     pub extent: u32,
     /// The number of sources.
     pub sources: u32,

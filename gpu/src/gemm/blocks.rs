@@ -327,7 +327,8 @@ fn grid<O: StoredElement, const WIDTH: usize, S: ScaledTile>(
     args: &GemmBlocksArgs<'_, O, WIDTH, S>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let [rows, columns] = check_product::<e4m3, e4m3, BLOCK, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<e4m3, e4m3, BLOCK, O, WIDTH, S>(args.shape, &args.fusion)?;
+    LaunchError::check_length("old", u64::from(args.shape.m) * u64::from(args.shape.n), args.old.len())?;
     let steps = args.shape.k.div_ceil(BLOCK as u32);
     let work = args.split.check(rows * columns, steps, [WARPGROUPS, S::PIECE])?;
     Ok(Grid::x(work.min(device.multiprocessors.max(1).into()) as u32))

@@ -1,10 +1,10 @@
 //! How a product is divided among clusters, and what their producers wait for: a compile-time policy of the kernels.
 
 use super::Shape;
-use super::addends::{Addends, Nothing};
 use super::arrival::{Arrival, Present};
 use super::order::{Order, WorkOrder};
 use super::place::Place;
+use super::sharing::{Sharing, Whole};
 use super::split::Split;
 
 /// What the blocks of a launch compute, and when. Matrices have tensor maps of `RANK` dimensions.
@@ -13,8 +13,8 @@ pub trait Division<const RANK: usize>: Copy {
     type Order: WorkOrder<Place: Place<RANK>>;
     /// When the operands of a step are there.
     type Arrival: Arrival;
-    /// What is added to a tile of the product.
-    type Addends: Addends;
+    /// What ranks do with the tiles.
+    type Sharing: Sharing;
     /// Whether the input of the activation is kept.
     const KEEPS: bool = false;
     /// Whether the rounded product is multiplied by the derivative of GELU at a matrix.
@@ -26,8 +26,8 @@ pub trait Division<const RANK: usize>: Copy {
     /// No operand was waited for yet, in steps of `depth` elements.
     fn arrival(&self, shape: Shape, depth: u32) -> Self::Arrival;
 
-    /// Nothing was added yet.
-    fn addends(&self) -> Self::Addends;
+    /// Nothing was shared yet, of a product of this shape in tiles of so many columns.
+    fn sharing(&self, shape: Shape, columns: u32) -> Self::Sharing;
 
     /// How tiles are split.
     fn split(&self) -> Split;
@@ -36,7 +36,7 @@ pub trait Division<const RANK: usize>: Copy {
 impl Division<2> for Split {
     type Order = Order;
     type Arrival = Present;
-    type Addends = Nothing;
+    type Sharing = Whole;
 
     #[inline(always)]
     #[track_caller]
@@ -50,8 +50,8 @@ impl Division<2> for Split {
     }
 
     #[inline(always)]
-    fn addends(&self) -> Nothing {
-        Nothing
+    fn sharing(&self, _: Shape, _: u32) -> Whole {
+        Whole
     }
 
     #[inline(always)]

@@ -7,9 +7,10 @@ use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::{self, RegisterTile, THREAD_ROWS};
 
-use super::addends::PAIR;
 use crate::activation::{Activation, Gelu};
 
+/// Columns from a thread's pair to its next one.
+const PAIR: u32 = 8;
 /// Pairs of columns whose loads are in flight together.
 const TOGETHER: usize = 8;
 

@@ -5,8 +5,6 @@
 //! [`gemm`](fn@super::gemm), nor do the barriers: the result has the bits of a product whose tiles are not split. Where the summed dimension arrives, it has
 //! those of a product of rotated operands.
 //!
-//! By [`Summing`], the products of other ranks arrive in place of an operand, and a warpgroup waits for them before it adds them to a tile: the second half of a product and a reduce-scatter.
-//!
 //! A wait that is not answered ends all later waits of its thread ([`Arrivals`](oxtile_tile::arrivals::Arrivals)). The kernel then multiplies what is in
 //! memory, so that no block of a cluster waits for another in vain, and the host finds the verdict.
 
@@ -21,8 +19,9 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use super::arrival::Gathered;
 use super::division::Division;
-use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
+use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping};
 use super::order::TileList;
+use super::sharing::Whole;
 use super::split::Split;
 use super::tensors::Tensors;
 use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
@@ -49,7 +48,7 @@ struct InTurn<G> {
 impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
-    type Addends = G::Addends;
+    type Sharing = Whole;
     const KEEPS: bool = G::KEEPS;
     const DERIVES: bool = G::DERIVES;
 
@@ -65,8 +64,8 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     }
 
     #[inline(always)]
-    fn addends(&self) -> G::Addends {
-        G::addends(self.gathered)
+    fn sharing(&self, _: Shape, _: u32) -> Whole {
+        Whole
     }
 
     #[inline(always)]
@@ -88,8 +87,6 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Keeping<ByRows>], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Deriving<ByRows>], M_MAJOR = [false], N_MAJOR = [true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [Summing], M_MAJOR = [false], N_MAJOR = [false, true])]
 pub fn gemm_gathered<
     A: MatrixElement,
     B: MatrixElement,
@@ -111,7 +108,7 @@ pub fn gemm_gathered<
 ) {
     let Stored { d, kept, input } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, few: None, b, d, kept, input, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, few: None, b, d, kept, input, exchanged: None, old, shape, fusion, division });
 }
 
 fn grid<
@@ -129,10 +126,8 @@ fn grid<
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     let (Shape { m, n, k }, gathered) = (args.shape, &args.gathered);
-    let results = if G::ADDS { gathered.sources.into() } else { 1 };
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, results, &args.old, &args.fusion)?;
-    // What is added lies where `D` as it was would.
-    LaunchError::check_limit("fusion.beta", u64::from(G::ADDS && args.fusion.beta != 0.0), 0)?;
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.fusion)?;
+    LaunchError::check_length("old", u64::from(m) * u64::from(n), args.old.len())?;
     // An entry of the list has 16 bits for each; coordinates of TMA are signed words.
     for (name, tiles, size) in [("shape.m", rows, m), ("shape.n", columns, n), ("shape.k", 0, k)] {
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;

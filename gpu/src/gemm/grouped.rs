@@ -54,6 +54,7 @@ pub fn gemm_grouped<
         d,
         kept: None,
         input: None,
+        exchanged: None,
         old,
         shape,
         fusion,
@@ -87,8 +88,9 @@ fn grid<
 ) -> Result<Grid, LaunchError> {
     const { assert!(M_MAJOR == BY_SUM && (N_MAJOR || !BY_SUM), "tokens are rows of the matrices that have them") };
     let (shape, groups) = (args.shape, args.sizes.len());
-    let results = if BY_SUM { groups } else { 1 };
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(shape, results, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(shape, &args.fusion)?;
+    let result = u64::from(shape.m) * u64::from(shape.n);
+    LaunchError::check_length("old", result.saturating_mul(if BY_SUM { groups } else { 1 }), args.old.len())?;
     // The map's edge is moved from its last row; coordinates of TMA are signed words.
     for (name, size) in [("shape.m", shape.m), ("shape.n", shape.n), ("shape.k", shape.k)] {
         LaunchError::check_limit(name, size.into(), MAP_ROWS.into())?;

@@ -23,7 +23,7 @@
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
-//! | `addends` | what is added to a product: nothing, or the products of other ranks |
+//! | `scattered`, `sharing` | the kernel of a product whose sum ranks share; what they do with its tiles: a compile-time policy |
 //! | `gathered`, `gathering` | the kernel of what arrives while it runs; what arrives: a compile-time policy |
 //! | `grouped`, `groups` | the kernel of groups, each of which has a product of its own; their order |
 //! | `fusion` | what is fused after the product |
@@ -34,11 +34,10 @@
 //!
 //! `A` is `[M, K]`, or `[K, M]` if `M_MAJOR`; `B` is `[N, K]`, or `[K, N]` if `N_MAJOR`; `D` is `[M, N]`. Rows are multiples of 16 bytes
 //! (what TMA can address); `M`, `N` and `K` are otherwise any: elements beyond an edge are loaded as zero and not stored.
-//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs, [`GemmGrouped`] for groups of rows, such as those of experts,
+//! Accumulation is in `f32`. [`GemmGathered`] is for an operand that arrives while it runs, [`GemmScattered`] for a sum that ranks share, [`GemmGrouped`] for groups of rows, such as those of experts,
 //! [`GemmBlocks`] for FP8 codes with scales of blocks. [`GemmPortable`] is for all other shapes of
 //! 16-bit operands and for other GPUs, by `mma.sync`; [`GemmAny`] for 8-bit ones.
 
-mod addends;
 mod any;
 mod arrival;
 mod blocks;
@@ -54,6 +53,8 @@ mod panels;
 mod place;
 mod portable;
 mod product;
+mod scattered;
+mod sharing;
 mod split;
 mod stage;
 mod tensors;
@@ -66,15 +67,16 @@ pub use epilogue::{EPILOGUE_ROWS, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs}
 pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
-pub use gathering::{ByRows, BySum, Deriving, Gathering, Keeping, Summing};
+pub use gathering::{ByRows, BySum, Deriving, Gathering, Keeping};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
+pub use scattered::{GEMM_SCATTERED, GemmScattered, GemmScatteredArgs};
+pub use sharing::{Away, AwayArgument};
 pub use split::{Split, SplitArgument};
 pub use tile_shape::{Tile64x64, Tile64x128, Tile128x128, Tile128x256, TileShape};
 
 use oxtile_tile::arch::MatrixElement;
-use oxtile_tile::launch::DeviceViewMut;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::{e4m3, e5m2};
 use oxtile_tile::prelude::*;
@@ -150,7 +152,7 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    let tensors = Tensors { a, few, b, d, kept: None, input: None, old, shape, fusion, division: split };
+    let tensors = Tensors { a, few, b, d, kept: None, input: None, exchanged: None, old, shape, fusion, division: split };
     // A warp does so that does not ready the ring meanwhile.
     if thread::index() == warpgroup::THREADS {
         tensors.prefetch();
@@ -171,7 +173,8 @@ fn grid<
     args: &GemmArgs<'_, A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
-    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, 1, &args.old, &args.fusion)?;
+    let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.fusion)?;
+    LaunchError::check_length("old", u64::from(args.shape.m) * u64::from(args.shape.n), args.old.len())?;
     if args.few.is_some() {
         LaunchError::check_limit("few", args.shape.m.into(), if M_MAJOR { 0 } else { MOST_FEW.into() })?;
     }
@@ -180,11 +183,9 @@ fn grid<
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }
 
-/// Checks what every product on `wgmma` asks for, which has so many results. Returns the rows and columns of clusters' tiles of one.
+/// Checks what every product on `wgmma` asks for. Returns the rows and columns of clusters' tiles of one.
 fn check_product<A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, S: TileShape>(
     shape: Shape,
-    results: u64,
-    old: &DeviceViewMut<'_, O>,
     fusion: &FusionArgument<'_, O>,
 ) -> Result<[u64; 2], LaunchError> {
     const {
@@ -194,7 +195,6 @@ fn check_product<A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: Stor
         );
     }
     let [m, n] = [shape.m, shape.n].map(u64::from);
-    LaunchError::check_length("old", results.saturating_mul(m * n), old.len())?;
     fusion.check(n)?;
     let tiles = [m.div_ceil(u64::from(S::CLUSTER * S::ROWS)), n.div_ceil(u64::from(S::COLUMNS))];
     if !tiles.contains(&0) {

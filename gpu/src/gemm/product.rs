@@ -9,14 +9,14 @@ use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use oxtile_tile::sync::{self, NamedBarrier};
 use oxtile_tile::warpgroup;
 
-use super::addends::Addends;
 use super::arrival::Arrival;
 use super::division::Division;
 use super::fusion::{Fusion, gelu_of, multiply_by_slopes};
 use super::order::WorkOrder;
 use super::place::Place;
+use super::sharing::Sharing;
 use super::stage::{Rows, Stage};
-use super::tensors::Tensors;
+use super::tensors::{Exchanged, Tensors};
 use super::tile_shape::{BlockTile, Shared, TileShape};
 use super::{FEW, PART, Shape};
 
@@ -48,6 +48,7 @@ where
         W: Division<RANK>,
     {
         let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
+        let mut sharing = tensors.division.sharing(tensors.shape, <Self as TileShape>::COLUMNS);
         let rows = if ROW_PARTS == 1 { tensors.few_rows() } else { Rows::Parts(tensors.a) };
         let bytes = Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::bytes(rows);
         while let Some(work) = order.next_work() {
@@ -58,6 +59,22 @@ where
                 let (stage, full) = ring.acquire(bytes);
                 let origin = [(row * CLUSTER + rank) * Self::ROWS, column * <Self as TileShape>::COLUMNS, place * DEPTH as u32];
                 stage.load::<CLUSTER, RANK, M_MAJOR, N_MAJOR>((rows, &tensors.b), work.place, origin, rank, full);
+            }
+            if W::Sharing::SHARES
+                && let Some(Exchanged { parts: Some(parts), .. }) = &tensors.exchanged
+                && let Some(row) = sharing.own((row * CLUSTER + rank) * Self::ROWS)
+            {
+                type Of<A, B, const DEPTH: usize, const ROWS: usize, const COLUMNS: usize, const PANELS: usize> =
+                    Stage<A, B, DEPTH, ROWS, COLUMNS, PANELS>;
+                sharing.wait(row, Self::ROWS);
+                for source in 0..sharing.sources() {
+                    for half in 0..ROW_PARTS as u32 {
+                        let (stage, full) = ring.acquire(Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::PART_BYTES);
+                        let columns = Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::PART_COLUMNS;
+                        let column = column * <Self as TileShape>::COLUMNS + half * columns;
+                        stage.load_part(parts, [source, row, column], full);
+                    }
+                }
             }
         }
     }
@@ -76,8 +93,9 @@ where
         O: StoredElement,
         W: Division<RANK>,
     {
-        let Tensors { d, kept, input, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
-        let (mut ring, mut addends) = (shared.ring.consumer(), division.addends());
+        let Tensors { d, kept, input, exchanged, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
+        let mut ring = shared.ring.consumer();
+        let mut sharing = division.sharing(tensors.shape, <Self as TileShape>::COLUMNS);
         let factor = fusion.factor();
         let part = [number / COLUMN_PARTS as u32, number % COLUMN_PARTS as u32];
         let staging = shared.staging.tile(part[0]).tile(part[1]);
@@ -129,7 +147,31 @@ where
                     continue;
                 }
             }
-            addends.add(&mut tile, old, [end, *n], [first + origin[0], origin[1]], number);
+            let mut origin = origin;
+            if W::Sharing::SHARES
+                && let Some(Exchanged { others, .. }) = exchanged
+            {
+                sharing.land();
+                let Some(row) = sharing.own(origin[0]) else {
+                    if let Some(others) = others {
+                        let [owner, row] = sharing.place(origin[0]);
+                        epilogue::store(others, [owner, row, origin[1]], &tile, staging, number);
+                        sharing.leave(origin[0]);
+                    }
+                    continue;
+                };
+                origin[0] = row;
+                for _ in 0..sharing.sources() {
+                    let mut half = 0;
+                    while half < ROW_PARTS {
+                        let stage = ring.wait();
+                        stage.memory().add_part::<O, WIDTH, COLUMNS>(&mut tile, part[0], half);
+                        warp::sync();
+                        release::<_, CLUSTER>(stage);
+                        half += 1;
+                    }
+                }
+            }
             if W::KEEPS {
                 let linear = Fusion { gelu: false, ..*fusion };
                 linear.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
@@ -153,6 +195,7 @@ where
             }
             epilogue::store(d, work.place.d(origin), &tile, staging, number);
         }
+        sharing.land();
     }
 }
 

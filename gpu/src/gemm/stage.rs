@@ -1,11 +1,12 @@
 //! What one stage of the ring holds.
 
-use oxtile_tile::arch::MatrixElement;
+use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::matrix::Operand;
 use oxtile_tile::num::Pod;
 use oxtile_tile::pipeline::Mbarrier;
 use oxtile_tile::prelude::*;
+use oxtile_tile::register_tile::{RegisterTile, StoredElement};
 use oxtile_tile::shared::{Overlay, SharedTile, Tiles};
 use oxtile_tile::tensor_map::TensorMap;
 use oxtile_tile::vector::Vector;
@@ -54,6 +55,50 @@ where
             Rows::Parts(_) => Self::SIZE,
             Rows::Boxes(_, count) => Self::SIZE - 4 * ROW_WORDS * (PART as u32 - count * FEW as u32),
         }
+    }
+
+    /// Bytes of the parts that are loaded into a stage: as many as columns of `B` take.
+    pub const PART_BYTES: u32 = (COLUMN_PARTS * PANELS * PART) as u32 * 4 * ROW_WORDS;
+    /// Columns of these.
+    pub const PART_COLUMNS: u32 = (COLUMN_PARTS * PANELS / ROW_PARTS * PART) as u32;
+
+    /// Starts to load a source's part of the block's tile from `row`, `column` on, of so many columns, in place of columns of `B`: those of one warpgroup's rows after those of the other.
+    #[inline(always)]
+    pub fn load_part<O: Pod, const WIDTH: usize>(
+        self,
+        parts: &TensorMap<O, PART, WIDTH, Swizzle128, 3>,
+        [source, row, column]: [u32; 3],
+        full: Mbarrier,
+    ) {
+        for row_part in 0..ROW_PARTS as u32 {
+            for panel in 0..const { (PANELS / ROW_PARTS) as u32 } {
+                let at = [source, row + row_part * PART as u32, column + panel * WIDTH as u32];
+                parts.load(self.panel(row_part, panel), at, full);
+            }
+        }
+    }
+
+    /// Adds what was loaded of a warpgroup's rows to the columns of its tile from number `first` of such on. All threads of the warpgroup call it.
+    #[inline(always)]
+    pub fn add_part<O: StoredElement, const WIDTH: usize, const COLUMNS: usize>(
+        self,
+        tile: &mut RegisterTile<COLUMNS>,
+        row_part: u32,
+        first: usize,
+    ) where
+        Columns<COLUMNS>: MatrixColumns,
+    {
+        let mut panel = 0;
+        while panel < PANELS / ROW_PARTS {
+            tile.add_columns((first * (PANELS / ROW_PARTS) + panel) * WIDTH, self.panel::<O, WIDTH>(row_part, panel as u32));
+            panel += 1;
+        }
+    }
+
+    /// A panel of a part.
+    #[inline(always)]
+    fn panel<O: Pod, const WIDTH: usize>(self, row_part: u32, panel: u32) -> SharedTile<O, PART, WIDTH, Swizzle128> {
+        self.b.tile(0).tile(row_part * const { (PANELS / ROW_PARTS) as u32 } + panel).cast()
     }
 
     /// Starts to load the block's rows of `A` from `m` on into its own stage, and its share of the columns of `B` from `n` on

@@ -8,6 +8,15 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use super::stage::Rows;
 use super::{FEW, Fusion, PART, Shape};
 
+/// What ranks send each other of a sum that they share.
+#[derive(Clone, Copy)]
+pub struct Exchanged<O: Pod, const WIDTH: usize> {
+    /// What has arrived here, `[sources, own rows, columns]`.
+    pub parts: Option<TensorMap<O, PART, WIDTH, Swizzle128, 3>>,
+    /// What arrives at each rank, `[ranks, rows, columns]`.
+    pub others: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, 3>>,
+}
+
 /// The parameters of a kernel, and how the product is divided.
 pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> {
     pub a: TensorMap<A, PART, DEPTH, Swizzle128, RANK>,
@@ -19,6 +28,8 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>>,
     /// The matrix at which a division that takes it has the derivative of GELU.
     pub input: Option<Global<O>>,
+    /// By a division whose ranks share the sum.
+    pub exchanged: Option<Exchanged<O, WIDTH>>,
     pub old: GlobalMut<O>,
     pub shape: Shape,
     pub fusion: Fusion<O>,

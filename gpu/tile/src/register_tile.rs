@@ -207,6 +207,25 @@ where
             columns += 16;
         }
     }
+
+    /// Adds a tile in shared memory to `WIDTH` columns from `first` on, a constant. All threads of the warpgroup call it, after whatever published the tile; it does not wait.
+    #[inline(always)]
+    #[track_caller]
+    pub fn add_columns<T: StoredElement, const WIDTH: usize, S: Swizzle>(&mut self, first: usize, source: SharedTile<T, ROWS, WIDTH, S>) {
+        const { assert!(WIDTH.is_multiple_of(16), "tiles are added 16 columns at a time") };
+        let mut columns = 0;
+        while columns < WIDTH {
+            let loaded = T::load(source, columns as u32);
+            let mut i = 0;
+            while i < 4 {
+                let (half, pair) = (i % 2, (first + columns) / 8 + i / 2);
+                let ([a, b], [x, y]) = (self.pair(half, pair), loaded[i / 2][half]);
+                self.set_pair(half, pair, [a + x, b + y]);
+                i += 1;
+            }
+            columns += 16;
+        }
+    }
 }
 
 /// A 64 by `K` left operand in the registers of a warpgroup, 4 bytes a word. Elements of 8 bits fill the first half of the
@@ -382,6 +401,9 @@ impl RegisterElement for f16 {
 pub trait StoredElement: crate::num::Float + crate::num::Pod {
     /// Stores 16 columns from `column` on: `values[pair][half]`.
     fn store<const WIDTH: usize, S: Swizzle>(target: SharedTile<Self, ROWS, WIDTH, S>, column: u32, values: [[[f32; 2]; 2]; 2]);
+
+    /// Loads them, as they are stored.
+    fn load<const WIDTH: usize, S: Swizzle>(source: SharedTile<Self, ROWS, WIDTH, S>, column: u32) -> [[[f32; 2]; 2]; 2];
 }
 
 macro_rules! stored_halves {
@@ -395,6 +417,16 @@ macro_rules! stored_halves {
                 let address = target.address_of(row, column + thread::lane() / 16 * 8);
                 // SAFETY: the address is that of 8 elements, 16 bytes that lie together, inside the tile.
                 unsafe { Target::store_matrices(address, [a, b, c, d].map(<$t as RegisterElement>::pack)) };
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            fn load<const WIDTH: usize, S: Swizzle>(source: SharedTile<Self, ROWS, WIDTH, S>, column: u32) -> [[[f32; 2]; 2]; 2] {
+                let row = thread::warp() % 4 * 16 + thread::lane() % 16;
+                let address = source.address_of(row, column + thread::lane() / 16 * 8);
+                // SAFETY: as in `store`.
+                let [a, b, c, d] = unsafe { Target::load_matrices(address) }.map(|word| <$t as Half>::X2::from_bits(word).to_f32());
+                [[a, b], [c, d]]
             }
         }
     )* };
@@ -413,5 +445,17 @@ impl StoredElement for f32 {
             unsafe { <Target as SharedMemory>::store(address, values[pair][half]) };
             i += 1;
         }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn load<const WIDTH: usize, S: Swizzle>(source: SharedTile<Self, ROWS, WIDTH, S>, first: u32) -> [[[f32; 2]; 2]; 2] {
+        core::array::from_fn(|pair| {
+            core::array::from_fn(|half| {
+                let address = source.address_of(row(half as u32), first + column(pair as u32));
+                // SAFETY: as in `store`.
+                unsafe { <Target as SharedMemory>::load(address) }
+            })
+        })
     }
 }

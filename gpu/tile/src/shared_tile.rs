@@ -56,6 +56,13 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, 
     /// Where its bytes lie.
     pub const LAYOUT: TileLayout = TileLayout { rows: ROWS as u32, row_bytes: (COLUMNS * size_of::<T>()) as u32, swizzle: S::MODE };
 
+    /// The same bytes as elements of another type, in rows of as many bytes.
+    #[inline(always)]
+    pub const fn cast<U: Pod, const WIDTH: usize>(self) -> SharedTile<U, ROWS, WIDTH, S> {
+        const { assert!(COLUMNS * size_of::<T>() == WIDTH * size_of::<U>(), "rows are of as many bytes") };
+        SharedTile { address: self.address, element: PhantomData }
+    }
+
     /// The element at `row`, `column`.
     #[inline(always)]
     #[track_caller]

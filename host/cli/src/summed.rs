@@ -3,7 +3,7 @@
 use std::fmt;
 
 use oxtile::num::bf16;
-use oxtile::overlap::{AllReduceConfig, AllReduceMethod, AllReduceTimes, Global, Method, Rates, ReduceScatterConfig};
+use oxtile::overlap::{AllReduceConfig, AllReduceMethod, AllReduceTimes, Global, Method, Rates, ReduceScatterConfig, ScatterMethod};
 use serde::Serialize;
 
 use crate::arguments::{Operation, Overlap};
@@ -31,6 +31,8 @@ pub struct Report {
 /// Microseconds; none for a method that is refused.
 #[derive(Debug, Serialize)]
 struct Predicted {
+    /// Of a reduce-scatter.
+    direct: Option<f64>,
     fused: Option<f64>,
     sequential: Option<f64>,
     /// Of an all-reduce.
@@ -51,13 +53,14 @@ pub fn run(request: &Overlap) -> oxtile::Result<Report> {
         let choice = reduce.choose::<bf16, bf16>(world, &Rates::H200)?;
         let AllReduceTimes { product, wire, fused, sequential, one_shot } = choice.predicted;
         let refused = choice.refused.into_iter().map(|(method, why)| Refusal { method: name_of(method), why }).collect();
-        (name_of(choice.method), choice.why, choice.panels, Predicted { fused, sequential, one_shot, product, wire }, refused)
+        (name_of(choice.method), choice.why, choice.panels, Predicted { direct: None, fused, sequential, one_shot, product, wire }, refused)
     } else {
         let choice = config.choose::<bf16, bf16>(world, &Rates::H200)?;
         let times = choice.predicted;
         let (fused, sequential) = (Some(times.fused), Some(times.sequential));
-        let predicted = Predicted { fused, sequential, one_shot: None, product: times.product, wire: times.wire };
-        (name(choice.method), choice.why, choice.panels, predicted, Vec::new())
+        let predicted = Predicted { direct: times.direct, fused, sequential, one_shot: None, product: times.product, wire: times.wire };
+        let refused = choice.refused.into_iter().map(|(method, why)| Refusal { method: name_of_scatter(method), why }).collect();
+        (name_of_scatter(choice.method), choice.why, choice.panels, predicted, refused)
     };
     let local = config.product(world)?;
     Ok(Report {
@@ -76,6 +79,14 @@ pub fn run(request: &Overlap) -> oxtile::Result<Report> {
     })
 }
 
+fn name_of_scatter(method: ScatterMethod) -> &'static str {
+    match method {
+        ScatterMethod::Direct => "direct",
+        ScatterMethod::Fused => name(Method::Fused),
+        ScatterMethod::Sequential => name(Method::Sequential),
+    }
+}
+
 fn name_of(method: AllReduceMethod) -> &'static str {
     match method {
         AllReduceMethod::Fused => name(Method::Fused),
@@ -89,7 +100,8 @@ impl fmt::Display for Report {
         let Self { operation, ranks, product, local, method, why, panels, predicted, refused, .. } = self;
         writeln!(f, "product  {product} over {ranks} ranks, {local} on each, then {operation}; bf16, rates of H200s")?;
         writeln!(f, "method   {method}: {why}\ncopies   {panels} panels a rank\n\nus, predicted")?;
-        let times = [("fused", predicted.fused), ("sequential", predicted.sequential), ("one_shot", predicted.one_shot)];
+        let Predicted { direct, fused, sequential, one_shot, .. } = *predicted;
+        let times = [("direct", direct), ("fused", fused), ("sequential", sequential), ("one_shot", one_shot)];
         for (name, time) in times.into_iter().filter_map(|(name, time)| Some((name, time?))) {
             writeln!(f, "{name:<14} {time:>10.1}{}", if name == *method { "  chosen" } else { "" })?;
         }

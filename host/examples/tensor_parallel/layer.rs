@@ -8,7 +8,7 @@ use oxtile::gemm::{Activation, Epilogue};
 use oxtile::num::{Pod, bf16};
 use oxtile::overlap::{
     AllGatherConfig, AllGatherGemm, GatheredProduct, Gathers, GemmReduceScatter, Global, Method, OverlapConfig, OverlapMemory,
-    ReduceScatterConfig, ScatteredProduct,
+    ReduceScatterConfig, ScatterMethod, ScatteredProduct,
 };
 use oxtile::{Buffer, Result, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
@@ -100,7 +100,8 @@ impl Products {
         };
         let gathering_by = |config, method| AllGatherConfig { overlap: OverlapConfig { method, ..OverlapConfig::default() }, ..config };
         let gathering = |config| gathering_by(config, method);
-        let scattering = |config| GemmReduceScatter::new(memory, compute, ReduceScatterConfig { method, ..config });
+        let scattered = method.map(|method| if method == Method::Sequential { ScatterMethod::Sequential } else { ScatterMethod::Fused });
+        let scattering = |config| GemmReduceScatter::new(memory, compute, ReduceScatterConfig { method: scattered, ..config });
         Ok(Self {
             way,
             up: AllGatherGemm::new(memory, compute, gathering(shape.up()))?,

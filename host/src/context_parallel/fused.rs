@@ -66,8 +66,8 @@ pub(super) struct Fused<T: ContextElement> {
     pub(super) free: Flags,
     /// The flag of each section and chunk.
     table: Buffer<u32>,
-    /// Carries keys to the others.
-    pub(super) out: Stream,
+    /// The ranks that read keys of this one, in the order in which it puts: no two ranks begin with the same. A stream carries the keys of each, so that what a copy and a flag take beside bytes is spent on all at once.
+    pub(super) turns: Vec<(Rank, Stream)>,
     is_open: Mutex<bool>,
 }
 
@@ -146,7 +146,11 @@ impl<T: ContextElement> Fused<T> {
         };
         let largest = LargestPart::new(&device.runtime())?;
         largest.prepare(&device)?;
-        let (arena, member, out) = (arena.clone(), member.clone(), device.urgent_stream()?);
+        let (me, ranks) = (share.rank, share.world.get());
+        let turns = (1..ranks).filter_map(|step| Rank::new((me.index() + ranks - step) % ranks, share.world));
+        let turns = turns.filter(|reader| pieces.reads(*reader, me)).map(|reader| Ok((reader, device.urgent_stream()?)));
+        let turns = turns.collect::<Result<_>>()?;
+        let (arena, member) = (arena.clone(), member.clone());
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
         Ok(Self {
             config,
@@ -165,7 +169,7 @@ impl<T: ContextElement> Fused<T> {
             ready,
             free,
             table,
-            out,
+            turns,
             is_open,
         })
     }
@@ -195,8 +199,9 @@ impl<T: ContextElement> Fused<T> {
         if *is_open { Ok(()) } else { self.places.iter().try_for_each(|place| place.spoil(stream)) }
     }
 
-    pub fn stream(&self) -> &Stream {
-        &self.out
+    /// The streams that carry keys.
+    pub fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.turns.iter().map(|(_, out)| out)
     }
 
     /// The kernel of a pass.
@@ -245,7 +250,7 @@ impl<T: ContextElement> Fused<T> {
         ArrivingChunks {
             rows: self.pieces.rows(),
             own: self.pieces.chunks_of(self.local.share.rank).map(|(_, number)| number),
-            section: self.sections.first,
+            section: self.sections.each,
             flags: self.table.view(),
             own_apart: self.pieces.own_apart,
         }
@@ -260,7 +265,7 @@ impl<T: ContextElement> Fused<T> {
             rows: [self.local.packed.queries, self.local.packed.keys],
             ranks: world.get().into(),
             rank: rank.index().into(),
-            section: self.sections.first,
+            section: self.sections.each,
             flags: self.table.view(),
         }
     }

@@ -96,7 +96,7 @@ impl<T: ContextElement> FusedGroups<T> {
 
     /// The streams that carry keys.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.turns.iter().map(Fused::stream)
+        self.turns.iter().flat_map(Fused::streams)
     }
 
     /// The kernel of a pass, and its launches.

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! stream   keys wanted |        launch 0        | resets, FREE |        launch 1        | ...
-//! out 0    take FREE, put sections of group 0   |              | take FREE, put sections of group 2
-//! out 1    take FREE, put sections of group 1                  |
+//! outs 0   take FREE, put sections of group 0   |              | take FREE, put sections of group 2
+//! outs 1   take FREE, put sections of group 1                  |
 //! ```
+//!
+//! There is a stream for each rank that keys are put to.
 //!
 //! A pass over all heads is one group. The groups of a capped one take turns in two places: the keys of a group travel while the one before it is attended to.
 
@@ -43,7 +45,7 @@ pub(super) struct BoundPass<'a, T> {
 pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes: &mut [BoundPass<'_, T>]) -> Result<()> {
     let mut gathered: Vec<MutexGuard<'_, Gathered<T>>> = turns.iter().map(|fused| lock(&fused.gathered)).collect();
     for fused in turns {
-        check_captures(stream, &fused.out)?;
+        fused.streams().try_for_each(|out| check_captures(stream, out))?;
         fused.arena.check()?;
         // After the pass before, on whichever stream: until it has reset the flags, a kernel would take its keys for those of this one.
         note(stream, &fused.places.each_ref().map(|place| place.access(true)))?;
@@ -57,7 +59,7 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
             let [turn, other] = [at, at + 1].map(|at| at % turns.len());
             // Before the launch that waits for what others put: queues of the device may be shared. After the keys of this group, which it waits for.
             if let Some(next) = passes.get(at + 1) {
-                turns[other].out.wait(&turns[turn].out.mark()?)?;
+                turns[other].streams().zip(turns[turn].streams()).try_for_each(|(next, now)| next.wait(&now.mark()?))?;
                 turns[other].give(stream, &gathered[other], next.own)?;
             }
             let BoundPass { launch, finish, .. } = &mut passes[at];
@@ -73,7 +75,8 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
 impl<T: ContextElement> Fused<T> {
     /// Puts own keys at the others, after the stream's work so far, also on memory whose uses the runtime does not know.
     fn give(&self, stream: &Stream, gathered: &Gathered<T>, own: [Heads<'_, T>; 2]) -> Result<()> {
-        self.out.wait(&stream.mark()?)?;
+        let wanted = stream.mark()?;
+        self.streams().try_for_each(|out| out.wait(&wanted))?;
         if !self.pieces.own_apart {
             self.keep(stream, own)?;
         }
@@ -85,7 +88,7 @@ impl<T: ContextElement> Fused<T> {
         let flags = self.awaited();
         launch(self.ready.waits(stream, &flags)?)?;
         // Later work may write the keys again, and a capture ends on one stream.
-        stream.wait(&self.out.mark()?)?;
+        self.streams().try_for_each(|out| stream.wait(&out.mark()?))?;
         let mut batch = self.arena.batch(stream);
         for (flag, from) in flags {
             // A flag that the kernel has not waited for may not be set yet.
@@ -117,22 +120,18 @@ impl<T: ContextElement> Fused<T> {
 
     /// Puts own keys at the others, a section at all of them before the next one, and sets its flag.
     fn put(&self, gathered: &[SymmetricBuffer<T>; 2], own: [Heads<'_, T>; 2]) -> Result<()> {
-        let Share { rank: me, world, .. } = self.local.share;
-        let turns = || {
-            let ranks = (1..world.get()).filter_map(move |step| Rank::new((me.index() + world.get() - step) % world.get(), world));
-            ranks.filter(|reader| self.pieces.reads(*reader, me))
-        };
-        for (section, to) in (0..self.sections.count()).flat_map(|section| turns().map(move |to| (section, to))) {
-            let there = world_rank(&self.member, to);
+        let me = self.local.share.rank;
+        for (section, (to, out)) in (0..self.sections.count()).flat_map(|section| self.turns.iter().map(move |turn| (section, turn))) {
+            let there = world_rank(&self.member, *to);
             if section == 0 {
-                self.arena.batch(&self.out).take_back(&self.free, 0, there)?.enqueue()?;
+                self.arena.batch(out).take_back(&self.free, 0, there)?.enqueue()?;
             }
             for (tensor, all) in own.iter().zip(gathered) {
                 let rows: Vec<_> =
-                    self.pieces.seen(me, to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
-                all.put_rows_each(&self.out, tensor.view(), there, &rows)?;
+                    self.pieces.seen(me, *to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
+                all.put_rows_each(out, tensor.view(), there, &rows)?;
             }
-            self.arena.batch(&self.out).set(&self.ready, section, there)?.enqueue()?;
+            self.arena.batch(out).set(&self.ready, section, there)?.enqueue()?;
         }
         Ok(())
     }

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
-use oxtile_kernels::attention::sections_of;
 
 /// Flags that a thread of the kernel remembers.
 const REMEMBERED: u32 = u64::BITS;
-/// Bytes of a row of the first section, at least: from there on a copy engine has its full rate (docs/performance/communication.md).
+/// Bytes of a row of a section of packed sequences, at least, whose tiles are taken section by section: shorter rounds of tiles leave multiprocessors idle.
 const ROW_BYTES: u64 = 1 << 10;
+/// Bytes that a rank receives of a section from all others together, at least: of less the calls of copies take longer than the copies.
+const SECTION_BYTES: u64 = 16 << 20;
 
 /// Keys of a block of packed sequences.
 pub(super) const KEYS: u64 = 128;
@@ -17,40 +18,42 @@ pub(super) const KEYS: u64 = 128;
 /// How key heads of all batches are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sections {
-    /// Key heads of the first section.
-    pub first: u32,
-    /// Whether all sections have as many; else the next has, and each one after it twice as many as the one before.
-    pub equal: bool,
+    /// Key heads of a section; the last one may have fewer.
+    pub each: u32,
     /// Key heads of all batches.
     pub heads: u32,
 }
 
 impl Sections {
-    /// Those of so many key heads, of all batches, of elements of so many bytes; of packed sequences equal ones: a row of the first section is long enough for copy engines, and a thread of the kernel remembers
-    /// all flags.
+    /// Those of so many key heads, of all batches, of elements of so many bytes: as few heads as copies carry at the rate of the link, at most half of them, and as many as a thread of the kernel remembers flags of.
     pub fn new(config: &AttentionConfig, heads: u64, world: WorldSize, size: u64) -> Self {
+        let AttentionConfig { head_size, keys, layout, .. } = *config;
+        let (ranks, widths) = (u64::from(world.get()), [head_size, config.value_size()]);
+        let enough = match layout {
+            Layout::Packed => ROW_BYTES.div_ceil((widths.into_iter().min().unwrap_or(0) * size).max(1)),
+            Layout::Bshd | Layout::Sbhd => {
+                let of_head = (ranks - 1) * (keys / ranks) * widths.into_iter().sum::<u64>() * size;
+                SECTION_BYTES.div_ceil(of_head.max(1)).min(heads.div_ceil(2))
+            }
+        };
         let heads = u32::try_from(heads).unwrap_or(u32::MAX);
-        let of_row = ROW_BYTES.div_ceil((config.head_size.min(config.value_size()) * size).max(1));
-        let mut first = u32::try_from(of_row).unwrap_or(u32::MAX).clamp(1, heads.max(1));
-        let equal = config.layout == Layout::Packed;
-        let of = |first| Self { first, equal, heads };
-        while first < heads && of(first).count() * world.get() > REMEMBERED {
-            first *= 2;
+        let mut each = u32::try_from(enough).unwrap_or(u32::MAX).clamp(1, heads.max(1));
+        while each < heads && heads.div_ceil(each) * world.get() > REMEMBERED {
+            each = each.saturating_mul(2);
         }
-        of(first)
+        Self { each, heads }
     }
 
     /// How many there are.
     pub fn count(self) -> u32 {
-        if self.equal { self.heads.div_ceil(self.first) } else { sections_of(self.heads, self.first) }
+        self.heads.div_ceil(self.each)
     }
 
     /// The key heads of a section.
     pub fn heads(self, section: u32) -> Range<u64> {
-        let [first, heads] = [self.first, self.heads].map(u64::from);
-        let end = |section: u32| if self.equal { first * u64::from(section + 1) } else { first << section };
-        let begin = if section == 0 { 0 } else { end(section - 1) };
-        begin..end(section).min(heads)
+        let [each, heads] = [self.each, self.heads].map(u64::from);
+        let begin = each * u64::from(section);
+        begin..(begin + each).min(heads)
     }
 }
 
@@ -63,7 +66,7 @@ mod tests {
     fn every_head_is_in_one_section() {
         for (batches, key_heads, ranks, head_size) in [(1, 16, 2, 128), (1, 8, 8, 128), (3, 5, 4, 64), (2, 32, 64, 128), (1, 1, 2, 64)] {
             for layout in [Layout::Bshd, Layout::Packed] {
-                let attention = AttentionConfig { layout, batches, key_heads, heads: key_heads, head_size, ..AttentionConfig::default() };
+                let attention = AttentionConfig { layout, batches, key_heads, heads: key_heads, head_size, keys: 4096, ..AttentionConfig::default() };
                 let sections = Sections::new(&attention, batches * key_heads, WorldSize::new(ranks).unwrap(), 2);
                 let heads: Vec<u64> = (0..sections.count()).flat_map(|section| sections.heads(section)).collect();
                 assert_eq!(heads, (0..batches * key_heads).collect::<Vec<_>>(), "{sections:?}");

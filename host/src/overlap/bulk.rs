@@ -20,7 +20,7 @@ use oxtile_tile::num::Pod;
 
 use super::call::GatheredProduct;
 use super::choice::Rates;
-use super::config::{AllGatherConfig, Method};
+use super::config::AllGatherConfig;
 use super::memory::{Begun, Inner};
 use super::scattered::{ReduceScatterConfig, ScatterCall, ScatterOperands};
 use super::table::GatherOperands;
@@ -157,7 +157,7 @@ impl BulkChoice {
     {
         let (gather, scatter) = (gathered.choose::<T, G>(ranks, rates)?, scattered.choose::<T, S>(ranks, rates)?);
         let of_gather = gather.predicted.and_then(|times| times.times().into_iter().find(|(method, _)| *method == gather.method));
-        let of_scatter = if scatter.method == Method::Fused { scatter.predicted.fused } else { scatter.predicted.sequential };
+        let of_scatter = scatter.predicted.of(scatter.method).unwrap_or(f64::INFINITY);
         let (Some(predicted), Some((_, of_gather))) = (gather.predicted, of_gather) else {
             return Ok(Self { is_bulk: false, why: "there is no model of the gathered product".to_owned(), predicted: None });
         };

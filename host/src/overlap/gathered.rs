@@ -289,7 +289,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     margin,
                 };
                 {
-                    let beside = Beside { kept: kept.map(again), input: read, parts: None };
+                    let beside = Beside { kept: kept.map(again), input: read };
                     Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()), beside)?)
                 }
             }

@@ -54,7 +54,8 @@ pub use reduced::{
     AllReduceChoice, AllReduceConfig, AllReduceMemory, AllReduceMethod, AllReduceTimes, GemmAllReduce, ReduceOperands, ReducedProduct,
 };
 pub use scattered::{
-    GemmReduceScatter, QuantizedGemmReduceScatter, ReduceScatterConfig, ScatterChoice, ScatterOperands, ScatterTimes, ScatteredProduct,
+    GemmReduceScatter, QuantizedGemmReduceScatter, ReduceScatterConfig, ScatterChoice, ScatterMethod, ScatterOperands, ScatterTimes,
+    ScatteredProduct,
 };
 pub use sizes::{Global, Local, Split};
 pub use table::GatherOperands;

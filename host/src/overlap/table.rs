@@ -13,7 +13,7 @@ use oxtile_tile::register_tile::StoredElement;
 
 use crate::choice::{Entry, Table};
 use crate::gemm::{GemmConfig, GemmElement, GemmTile, Maps, Matrices};
-use crate::runtime::{Buffer, Device, Loaded, Result, Stream};
+use crate::runtime::{Device, Loaded, Result, Stream};
 use crate::tensor::TensorMapMut;
 
 /// Operands of which one may be gathered, and whose product is of `O`.
@@ -60,8 +60,6 @@ pub struct Beside<'a, O> {
     pub kept: Option<DeviceViewMut<'a, O>>,
     /// At which the derivative of GELU is taken.
     pub input: Option<DeviceView<'a, O>>,
-    /// Parts that are added.
-    pub parts: Option<Buffer<O>>,
 }
 
 impl GatheredKernel {
@@ -124,7 +122,7 @@ where
         config: GemmConfig,
         order: Order<'a>,
         matrices: Matrices<'a, T, T, O>,
-        Beside { kept, input, mut parts }: Beside<'a, O>,
+        Beside { kept, input }: Beside<'a, O>,
     ) -> Result<Waiting<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
         let mut kept = kept.map(|kept| TensorMapMut::new(stream, kept, [config.m, config.n])).transpose()?;
@@ -136,7 +134,6 @@ where
             let waits = WaitsArgument { lines, first: first_line, patience };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
             let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
-            let old = parts.as_mut().map_or(old, Buffer::view_mut);
             let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut), input };
             self.launch(stream, GemmGatheredArgs { a, b, stored, old, shape, fusion, gathered, marker: PhantomData })
         }))

@@ -15,7 +15,7 @@ mod table;
 mod uploads;
 
 pub use heads::{Heads, HeadsMut};
-pub(crate) use map::MapLayout;
+pub(crate) use map::{DetachedMap, MapLayout};
 pub use map::{GroupRows, SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;

@@ -6,7 +6,7 @@ use half::bf16 as Half;
 use oxtile::comm::{EmulatedCommunicator, WorldSize};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Method, ReduceScatterConfig, ScatteredProduct};
+use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Method, ReduceScatterConfig, ScatterMethod, ScatteredProduct};
 use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, EmulatedOptions, Error, Graph, Loaded, PinnedBuffer, Result, Stream};
 use oxtile_tile::launch::DeviceView;
@@ -14,7 +14,7 @@ use oxtile_tile::launch::DeviceView;
 use crate::arenas::Arenas;
 use crate::overlap::{self, Calls, ROUNDS, by, cut};
 use crate::overlap_calls::Ranks;
-use crate::scattered::{self, config};
+use crate::scattered::{self, beside, config};
 use crate::support::{World, seeds};
 
 /// The products of every rank, which need nothing of each other.
@@ -227,12 +227,13 @@ fn alias(buffer: &Buffer<bf16>) -> Buffer<bf16> {
 fn what_is_begun_together_has_the_bits_of_calls_apart() {
     let sum = |config: AllGatherConfig| AllGatherConfig { gathers: oxtile::overlap::Gathers::SumOfB, transpose_a: true, ..config };
     let cases = [
-        (1, by(Method::Sequential, None, [40, 16, 72]), config(Method::Sequential, 1, [40, 16, 72])),
-        (2, sum(by(Method::Sequential, None, [32, 16, 70])), config(Method::Sequential, 1, [70, 16, 32])),
-        (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(Method::Fused, 2, [600, 16, 32])),
-        (3, by(Method::Chunked, None, [100, 24, 72]), config(Method::Fused, 1, [70, 24, 72])),
+        (1, by(Method::Sequential, None, [40, 16, 72]), config(ScatterMethod::Sequential, 1, [40, 16, 72])),
+        (2, sum(by(Method::Sequential, None, [32, 16, 70])), config(ScatterMethod::Sequential, 1, [70, 16, 32])),
+        (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(ScatterMethod::Fused, 2, [600, 16, 32])),
+        (3, by(Method::Chunked, None, [100, 24, 72]), config(ScatterMethod::Fused, 1, [70, 24, 72])),
+        (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(ScatterMethod::Direct, 2, [1024, 16, 32])),
         // Shards of 3, 3, 3 and 0 rows, of both.
-        (4, by(Method::Sequential, None, [9, 32, 64]), config(Method::Fused, 1, [9, 16, 64])),
+        (4, by(Method::Sequential, None, [9, 32, 64]), config(ScatterMethod::Fused, 1, [9, 16, 64])),
     ];
     for (at, (ranks, gathers, scatters)) in cases.into_iter().enumerate() {
         let case = Case::new(ranks, gathers, scatters, at as u64);
@@ -248,7 +249,7 @@ fn what_is_begun_together_has_the_bits_of_calls_apart() {
 /// The same bits under every seed, and so in every order in which shards and parts come.
 #[test]
 fn the_order_of_arrival_changes_no_bit() {
-    let (gathers, scatters) = (by(Method::Sequential, None, [30, 24, 72]), config(Method::Fused, 1, [30, 16, 48]));
+    let (gathers, scatters) = (by(Method::Sequential, None, [30, 24, 72]), config(ScatterMethod::Fused, 1, [30, 16, 48]));
     let case = Case { calls: Calls::Mixed, ..Case::new(3, gathers, scatters, 0) };
     let expected = case.expected().unwrap();
     for seed in 0..seeds() / 2 {
@@ -273,7 +274,7 @@ fn streams_may_share_hardware_queues() {
 
 /// Two ranks and a product of each kind.
 fn two(method: Method) -> Case {
-    let (gathers, scatters) = (by(method, None, [70, 32, 136]), config(method, 1, [70, 32, 144]));
+    let (gathers, scatters) = (by(method, None, [70, 32, 136]), config(beside(method), 1, [70, 32, 144]));
     Case::new(2, gathers, scatters, 1)
 }
 
@@ -470,7 +471,7 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 /// After the first call nothing is allocated, and no host waits: over 100 calls.
 #[test]
 fn a_hundred_calls_allocate_nothing() -> Result<()> {
-    let (gathers, scatters) = (by(Method::Sequential, None, [4, 16, 8]), config(Method::Sequential, 1, [4, 8, 16]));
+    let (gathers, scatters) = (by(Method::Sequential, None, [4, 16, 8]), config(ScatterMethod::Sequential, 1, [4, 8, 16]));
     let case = Case::new(2, gathers, scatters, 3);
     let ranks = case.ranks(options())?;
     let mut sides = [Side::new(&ranks, 0, &case)?, Side::new(&ranks, 1, &case)?];

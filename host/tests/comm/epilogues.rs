@@ -6,12 +6,14 @@ use oxtile::comm::WorldSize;
 use oxtile::gemm::{Activation, Epilogue};
 use oxtile::num::{bf16, e4m3, f16};
 use oxtile::overlap::{
-    AllGatherConfig, AllGatherGemm, GatherOperands, GemmReduceScatter, Global, Method, OverlapConfig, ReduceScatterConfig, ScatterOperands,
+    AllGatherConfig, AllGatherGemm, GatherOperands, GemmReduceScatter, Global, Method, OverlapConfig, ReduceScatterConfig, ScatterMethod,
+    ScatterOperands,
 };
 use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, Graph, Result, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
+use crate::scattered::beside;
 use crate::arenas::Arenas;
 use crate::overlap_calls::Ranks;
 use crate::support::seeds;
@@ -162,6 +164,11 @@ impl Case {
         Ok(())
     }
 
+    /// Whether ranks have whole tiles, which leave as they are computed.
+    fn leaves(&self) -> bool {
+        self.ranks > 1 && self.sizes.m.is_multiple_of(256 * u64::from(self.ranks))
+    }
+
     fn scattered<T: Number + ScatterOperands<T>>(&self, rounding: f64) -> Result<()> {
         let (Global { m, n, k }, whole) = (self.sizes, Whole::new::<T, T>(self.sizes, self.ranks, [ALPHA, self.beta], self.seed));
         let config = ReduceScatterConfig {
@@ -169,7 +176,7 @@ impl Case {
             alpha: ALPHA,
             beta: self.beta,
             activation: self.activation,
-            method: Some(self.method),
+            method: Some(if self.leaves() { ScatterMethod::Direct } else { beside(self.method) }),
             panels: Some(2),
             ..ReduceScatterConfig::new(self.sizes)
         };
@@ -257,8 +264,8 @@ fn scattered_products_keep_and_take_derivatives_of_whole_sums() {
         case.scattered::<bf16>(1.0 / 256.0).unwrap_or_else(|error| panic!("{case:?}: {error}"));
     }
     for (activation, keeps) in [(Activation::Identity, false), (Activation::Gelu, true), (Activation::GeluGradient, false)] {
-        for ranks in [3, 8] {
-            let sizes = Global { m: 40, n: 24, k: 16 * u64::from(ranks) };
+        for (ranks, m) in [(3, 40), (8, 40), (2, 512)] {
+            let sizes = Global { m, n: 24, k: 16 * u64::from(ranks) };
             let case = Case {
                 ranks,
                 sizes,
@@ -280,7 +287,7 @@ fn no_call_allocates() -> Result<()> {
     let config = ReduceScatterConfig {
         beta: 1.0,
         activation: Activation::GeluGradient,
-        method: Some(Method::Fused),
+        method: Some(ScatterMethod::Fused),
         ..ReduceScatterConfig::new(sizes)
     };
     let ranks = Ranks::new(2, config.bytes::<bf16, bf16>(WorldSize::new(2).unwrap())?, options())?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use half::bf16 as Half;
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, GemmReduceScatter, Method, OverlapConfig};
+use oxtile::overlap::{AllGatherConfig, GemmReduceScatter, Method, OverlapConfig, ScatterMethod};
 use oxtile::runtime::Mode;
 use oxtile::symmetric::{Arena, ArenaOptions, PutOrder, SymmetricError};
 use oxtile::timeline::{Activity, Timeline};
@@ -36,7 +36,7 @@ fn many_gathers_run_ahead() -> Result<()> {
 fn many_scatters_run_ahead() -> Result<()> {
     for seed in 0..seeds() / 8 {
         let method = [Method::Sequential, Method::Fused][seed as usize % 2];
-        let case = scattered::Case { ranks: 2, config: scattered::config(method, 1, [16, 16, 32]), calls: Calls::Eager, seed };
+        let case = scattered::Case { ranks: 2, config: scattered::config(scattered::beside(method), 1, [16, 16, 32]), calls: Calls::Eager, seed };
         case.run_rounds(24)?;
     }
     Ok(())
@@ -230,7 +230,7 @@ fn a_member_without_rows_keeps_its_turn() -> Result<()> {
     for seed in 0..8 {
         let case = Case { ranks: 4, config, calls: Calls::Eager, seed };
         let ranks = ranks(&case, EmulatedOptions { mode: Mode::Check, ..EmulatedOptions::default() })?;
-        let scattered = scattered::config(Method::Sequential, 1, SIZES);
+        let scattered = scattered::config(ScatterMethod::Sequential, 1, SIZES);
         let (mut made, mut memory) = (Vec::new(), Vec::new());
         for i in 0..4_u32 {
             let stream = ranks.all.stream(i as usize);

@@ -8,7 +8,8 @@ use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::kernels::sum_parts::Summed;
 use oxtile::num::{bf16, f16};
 use oxtile::overlap::{
-    AllReduceConfig, AllReduceMemory, AllReduceMethod, GemmAllReduce, Global, Method, OverlapMemory, ReduceOperands, ReduceScatterConfig,
+    AllReduceConfig, AllReduceMemory, AllReduceMethod, GemmAllReduce, Global, OverlapMemory, ReduceOperands, ReduceScatterConfig,
+    ScatterMethod,
 };
 use oxtile::symmetric::{Arena, ArenaOptions};
 use oxtile::{Buffer, Error, Result, Runtime, Stream};
@@ -58,7 +59,7 @@ impl Case {
     /// The same product, whose rows are scattered.
     fn scattered(&self) -> scattered::Case {
         let AllReduceConfig { sizes, transpose_b, alpha, activation, panels, margin, .. } = self.config;
-        let config = ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(Method::Fused), panels, margin };
+        let config = ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(ScatterMethod::Fused), panels, margin };
         scattered::Case { ranks: self.ranks, config, calls: self.calls, seed: self.seed }
     }
 

@@ -6,7 +6,7 @@ use half::bf16 as Half;
 use oxtile::comm::WorldSize;
 use oxtile::gemm::{Activation, Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig};
+use oxtile::overlap::{GemmReduceScatter, Global, Method, OverlapMemory, ReduceScatterConfig, ScatterMethod};
 use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, Error, PinnedBuffer, Result, Runtime, Stream};
 
@@ -41,7 +41,12 @@ pub fn options() -> ArenaOptions {
     ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
 }
 
-pub fn config(method: Method, panels: u32, [m, n, k]: [u64; 3]) -> ReduceScatterConfig {
+/// The method of a scattered product beside a gathered one by this one.
+pub fn beside(method: Method) -> ScatterMethod {
+    if method == Method::Sequential { ScatterMethod::Sequential } else { ScatterMethod::Fused }
+}
+
+pub fn config(method: ScatterMethod, panels: u32, [m, n, k]: [u64; 3]) -> ReduceScatterConfig {
     ReduceScatterConfig { method: Some(method), panels: Some(panels), ..ReduceScatterConfig::new(Global { m, n, k }) }
 }
 
@@ -170,15 +175,20 @@ impl Case {
 #[test]
 fn every_method_has_the_bits_of_the_sum_in_order() {
     let cases = [
-        (1, config(Method::Sequential, 1, [40, 16, 72])),
-        (2, config(Method::Fused, 1, [70, 32, 144])),
-        (2, config(Method::Sequential, 1, [70, 32, 144])),
+        (1, config(ScatterMethod::Sequential, 1, [40, 16, 72])),
+        (2, config(ScatterMethod::Fused, 1, [70, 32, 144])),
+        (2, config(ScatterMethod::Sequential, 1, [70, 32, 144])),
         // Two panels of a shard, the second shorter; a tile has rows of one of them.
-        (2, ReduceScatterConfig { alpha: 0.75, ..config(Method::Fused, 2, [600, 16, 32]) }),
-        (3, ReduceScatterConfig { transpose_b: true, ..config(Method::Fused, 2, [800, 24, 72]) }),
+        (2, ReduceScatterConfig { alpha: 0.75, ..config(ScatterMethod::Fused, 2, [600, 16, 32]) }),
+        (3, ReduceScatterConfig { transpose_b: true, ..config(ScatterMethod::Fused, 2, [800, 24, 72]) }),
         // Shards of 3, 3, 3 and 0 rows.
-        (4, config(Method::Fused, 1, [9, 16, 64])),
-        (8, config(Method::Fused, 1, [100, 8, 128])),
+        (4, config(ScatterMethod::Fused, 1, [9, 16, 64])),
+        (8, config(ScatterMethod::Fused, 1, [100, 8, 128])),
+        (2, config(ScatterMethod::Direct, 1, [512, 32, 144])),
+        (2, ReduceScatterConfig { alpha: 0.75, transpose_b: true, ..config(ScatterMethod::Direct, 2, [1024, 264, 32]) }),
+        (3, config(ScatterMethod::Direct, 2, [1536, 16, 72])),
+        (4, config(ScatterMethod::Direct, 1, [1024, 16, 64])),
+        (8, config(ScatterMethod::Direct, 1, [2048, 8, 64])),
     ];
     for (at, (ranks, config)) in cases.into_iter().enumerate() {
         let calls: &[_] = if ranks < 4 { &[Calls::Eager, Calls::Captured, Calls::Mixed] } else { &[Calls::Mixed] };
@@ -202,8 +212,11 @@ fn random_shapes_under_many_seeds() {
         };
         let ranks = 2 + below(3) as u32;
         let sizes = [1 + below(700), 8 * (1 + below(3)), 8 * (1 + below(10)) * u64::from(ranks)];
-        let method = [Method::Fused, Method::Fused, Method::Sequential][below(3) as usize];
+        let method = [ScatterMethod::Fused, ScatterMethod::Direct, ScatterMethod::Sequential][below(3) as usize];
         let transpose_b = below(2) == 0;
+        // Whole tiles leave.
+        let m = if method == ScatterMethod::Direct { sizes[0].next_multiple_of(256 * u64::from(ranks)) } else { sizes[0] };
+        let sizes = [m, sizes[1], sizes[2]];
         let config = ReduceScatterConfig { transpose_b, ..config(method, 1 + below(3) as u32, sizes) };
         let calls = [Calls::Eager, Calls::Captured, Calls::Mixed][below(3) as usize];
         let case = Case { ranks, config, calls, seed };
@@ -214,17 +227,19 @@ fn random_shapes_under_many_seeds() {
 /// The same bits under every seed, and so in every order in which parts come.
 #[test]
 fn the_order_of_arrival_changes_no_bit() {
-    let case = Case { ranks: 3, config: config(Method::Fused, 1, [30, 16, 48]), calls: Calls::Eager, seed: 0 };
-    let expected = case.all_expected(ROUNDS).unwrap();
-    for seed in 0..seeds() {
-        Case { seed, ..case }.compare(ROUNDS, &expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
+    for (config, count) in [(config(ScatterMethod::Fused, 1, [30, 16, 48]), seeds()), (config(ScatterMethod::Direct, 1, [768, 8, 48]), seeds() / 2)] {
+        let case = Case { ranks: 3, config, calls: Calls::Eager, seed: 0 };
+        let expected = case.all_expected(ROUNDS).unwrap();
+        for seed in 0..count {
+            Case { seed, ..case }.compare(ROUNDS, &expected).unwrap_or_else(|error| panic!("{case:?}, seed {seed}: {error}"));
+        }
     }
 }
 
 /// What `D` was is added in place, call after call, where one rank has the whole sum too.
 #[test]
 fn one_rank_adds_to_what_was_there() -> Result<()> {
-    let config = ReduceScatterConfig { beta: 1.0, ..config(Method::Sequential, 1, [40, 16, 72]) };
+    let config = ReduceScatterConfig { beta: 1.0, ..config(ScatterMethod::Sequential, 1, [40, 16, 72]) };
     let case = Case { ranks: 1, config, calls: Calls::Eager, seed: 1 };
     let (ranks, product) = (Ranks::new(1, config.bytes::<bf16, bf16>(case.world())?, options())?, case.product());
     let (stream, device) = (ranks.all.stream(0), ranks.all.stream(0).device());
@@ -249,7 +264,7 @@ fn one_rank_adds_to_what_was_there() -> Result<()> {
 /// A rank that does not call is named, with the chunk that does not come, by each method.
 #[test]
 fn a_rank_that_does_not_call_is_named() -> Result<()> {
-    for method in [Method::Fused, Method::Sequential] {
+    for method in [ScatterMethod::Fused, ScatterMethod::Sequential] {
         let (config, two) = (config(method, 1, [70, 32, 144]), WorldSize::new(2).unwrap());
         let all = Arenas::with(2, 1, ArenaOptions { deadline: Duration::from_millis(300), ..options() });
         let mut made = Vec::new();
@@ -273,7 +288,7 @@ fn a_rank_that_does_not_call_is_named() -> Result<()> {
 /// Members that made different operations learn of it before the first call, in every build.
 #[test]
 fn other_operations_on_other_ranks_are_refused() -> Result<()> {
-    let first = config(Method::Fused, 1, [72, 32, 144]);
+    let first = config(ScatterMethod::Fused, 1, [72, 32, 144]);
     // A field more is a member more of this list.
     let ReduceScatterConfig { sizes: _, transpose_b: _, alpha: _, beta: _, activation: _, method: _, panels: _, margin: _ } = first;
     let others = [
@@ -282,7 +297,7 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
         ReduceScatterConfig { alpha: 2.0, ..first },
         ReduceScatterConfig { beta: 1.0, ..first },
         ReduceScatterConfig { activation: Activation::Gelu, ..first },
-        ReduceScatterConfig { method: Some(Method::Sequential), ..first },
+        ReduceScatterConfig { method: Some(ScatterMethod::Sequential), ..first },
         ReduceScatterConfig { panels: Some(2), ..first },
         ReduceScatterConfig { margin: 2, ..first },
     ];
@@ -311,7 +326,7 @@ fn others_bytes(configs: &[ReduceScatterConfig], ranks: WorldSize) -> Result<u64
 /// After the first call nothing is allocated, and no host waits: over 100 calls.
 #[test]
 fn a_hundred_calls_allocate_nothing() -> Result<()> {
-    let (config, two) = (config(Method::Fused, 1, [4, 8, 16]), WorldSize::new(2).unwrap());
+    let (config, two) = (config(ScatterMethod::Fused, 1, [4, 8, 16]), WorldSize::new(2).unwrap());
     let all = Arenas::with(2, 3, options());
     let mut made = Vec::new();
     for (i, arena) in all.arenas.iter().enumerate() {
@@ -346,7 +361,7 @@ fn a_hundred_calls_allocate_nothing() -> Result<()> {
 fn gathered_and_scattered_products_share_a_memory() -> Result<()> {
     let (gathers, rounds) = (by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), 4);
     let gathered = overlap::Case { ranks: 2, config: gathers, calls: Calls::Eager, seed: 1 };
-    let scattered = Case { ranks: 2, config: config(Method::Fused, 1, [70, 136, 32]), calls: Calls::Eager, seed: 1 };
+    let scattered = Case { ranks: 2, config: config(ScatterMethod::Fused, 1, [70, 136, 32]), calls: Calls::Eager, seed: 1 };
     let bytes = gathers.bytes::<bf16, bf16>()?.max(scattered.config.bytes::<bf16, bf16>(scattered.world())?);
     for seed in 0..seeds() / 8 {
         let ranks = Ranks::over(Arenas::with(2, seed, options()), bytes)?;

@@ -6,7 +6,7 @@ use half::bf16 as Half;
 use oxtile::comm::{Rank, WorldSize};
 use oxtile::gemm::{Activation, Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::overlap::{GemmReduceScatter, Method, QuantizedGemmReduceScatter, ReduceScatterConfig, ScatteredProduct};
+use oxtile::overlap::{GemmReduceScatter, QuantizedGemmReduceScatter, ReduceScatterConfig, ScatterMethod, ScatteredProduct};
 use oxtile::quantize::{Direction, Mxfp8, Mxfp8Format, Nvfp4Format, QuantizedTensor};
 use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, Error, Result, Runtime, Stream};
@@ -164,22 +164,22 @@ fn run<F: Tested, G: Tested>(ranks: u32, config: ReduceScatterConfig, calls: &[C
 fn every_format_and_method_has_the_bits_of_the_dequantized_operands() {
     let transposed = |config| ReduceScatterConfig { transpose_b: true, ..config };
     let all = [Calls::Eager, Calls::Captured, Calls::Mixed];
-    run::<Mxfp8Format, Mxfp8Format>(1, transposed(config(Method::Sequential, 1, [40, 16, 72])), &all[..1]);
-    run::<Nvfp4Format, Nvfp4Format>(1, config(Method::Sequential, 1, [40, 16, 80]), &all[1..]);
-    run::<Mxfp8Format, Mxfp8Format>(2, config(Method::Sequential, 1, [70, 32, 144]), &all);
+    run::<Mxfp8Format, Mxfp8Format>(1, transposed(config(ScatterMethod::Sequential, 1, [40, 16, 72])), &all[..1]);
+    run::<Nvfp4Format, Nvfp4Format>(1, config(ScatterMethod::Sequential, 1, [40, 16, 80]), &all[1..]);
+    run::<Mxfp8Format, Mxfp8Format>(2, config(ScatterMethod::Sequential, 1, [70, 32, 144]), &all);
     // Two panels of a shard, the second shorter.
-    run::<Nvfp4Format, Mxfp8Format>(2, ReduceScatterConfig { alpha: 0.75, ..config(Method::Sequential, 2, [600, 16, 32]) }, &all[1..2]);
-    run::<Nvfp4Format, Nvfp4Format>(2, transposed(config(Method::Fused, 1, [69, 24, 160])), &all[1..]);
-    run::<Mxfp8Format, Nvfp4Format>(3, transposed(config(Method::Sequential, 1, [50, 24, 144])), &all[..1]);
-    run::<Mxfp8Format, Mxfp8Format>(3, config(Method::Fused, 1, [50, 16, 120]), &all[2..]);
+    run::<Nvfp4Format, Mxfp8Format>(2, ReduceScatterConfig { alpha: 0.75, ..config(ScatterMethod::Sequential, 2, [600, 16, 32]) }, &all[1..2]);
+    run::<Nvfp4Format, Nvfp4Format>(2, transposed(config(ScatterMethod::Fused, 1, [69, 24, 160])), &all[1..]);
+    run::<Mxfp8Format, Nvfp4Format>(3, transposed(config(ScatterMethod::Sequential, 1, [50, 24, 144])), &all[..1]);
+    run::<Mxfp8Format, Mxfp8Format>(3, config(ScatterMethod::Fused, 1, [50, 16, 120]), &all[2..]);
     // Shards of 3, 3, 3 and 0 rows.
-    run::<Nvfp4Format, Nvfp4Format>(4, config(Method::Fused, 1, [9, 16, 64]), &all[2..]);
+    run::<Nvfp4Format, Nvfp4Format>(4, config(ScatterMethod::Fused, 1, [9, 16, 64]), &all[2..]);
 }
 
 /// The same bits under every seed, by each method.
 #[test]
 fn the_order_of_arrival_changes_no_bit() {
-    for method in [Method::Fused, Method::Sequential] {
+    for method in [ScatterMethod::Fused, ScatterMethod::Sequential] {
         let case = Case { ranks: 3, config: config(method, 1, [10, 16, 48]), calls: Calls::Mixed, seed: 0 };
         let expected = expected::<Mxfp8Format, Nvfp4Format>(&case).unwrap();
         for seed in 0..seeds() / 8 {
@@ -192,7 +192,7 @@ fn the_order_of_arrival_changes_no_bit() {
 /// What was in `D`, and GELU, are of whole sums, once: the bits of the product of the dequantized operands.
 #[test]
 fn what_follows_is_that_of_the_dequantized_operands() -> Result<()> {
-    let config = ReduceScatterConfig { beta: 1.0, activation: Activation::Gelu, ..config(Method::Fused, 1, [70, 16, 96]) };
+    let config = ReduceScatterConfig { beta: 1.0, activation: Activation::Gelu, ..config(ScatterMethod::Fused, 1, [70, 16, 96]) };
     let case = Case { ranks: 2, config, calls: Calls::Eager, seed: 1 };
     let ([of_a, of_b], n) = (shapes(&case), config.sizes.n);
     let ranks = Ranks::new(2, config.bytes::<bf16, bf16>(case.world())?, options())?;
@@ -221,7 +221,7 @@ fn what_follows_is_that_of_the_dequantized_operands() -> Result<()> {
 /// Two calls under way on one memory dequantize into one room: the second half of each has its own weight there again.
 #[test]
 fn calls_in_halves_share_the_room() -> Result<()> {
-    let layers = [[70, 32, 144], [70, 16, 96]].map(|sizes| config(Method::Sequential, 1, sizes));
+    let layers = [[70, 32, 144], [70, 16, 96]].map(|sizes| config(ScatterMethod::Sequential, 1, sizes));
     let cases = layers.map(|config| Case { ranks: 2, config, calls: Calls::Eager, seed: 1 });
     let ranks = Ranks::new(2, layers[0].bytes::<bf16, bf16>(cases[0].world())?, options())?;
     let of_rank = |rank| cases.iter().map(|case| Side::<Mxfp8Format, Mxfp8Format>::new(&ranks, rank, case)).collect::<Result<Vec<_>>>();
@@ -248,7 +248,7 @@ fn calls_in_halves_share_the_room() -> Result<()> {
 
 #[test]
 fn after_the_first_call_nothing_is_allocated() -> Result<()> {
-    let case = Case { ranks: 2, config: config(Method::Fused, 1, [4, 16, 32]), calls: Calls::Eager, seed: 1 };
+    let case = Case { ranks: 2, config: config(ScatterMethod::Fused, 1, [4, 16, 32]), calls: Calls::Eager, seed: 1 };
     let ranks = Ranks::new(2, case.config.bytes::<bf16, bf16>(case.world())?, options())?;
     let mut sides = (0..2).map(|rank| Side::<Nvfp4Format, Mxfp8Format>::new(&ranks, rank, &case)).collect::<Result<Vec<_>>>()?;
     let bind = |(i, side)| Side::bind(side, ranks.all.stream(i), false);
@@ -264,15 +264,15 @@ fn after_the_first_call_nothing_is_allocated() -> Result<()> {
 
 #[test]
 fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
-    let case = Case { ranks: 1, config: config(Method::Sequential, 1, [40, 16, 72]), calls: Calls::Eager, seed: 1 };
+    let case = Case { ranks: 1, config: config(ScatterMethod::Sequential, 1, [40, 16, 72]), calls: Calls::Eager, seed: 1 };
     let ranks = Ranks::new(1, 64, options())?;
     let stream = ranks.all.stream(0);
     let made = |config| QuantizedGemmReduceScatter::<Nvfp4Format, Mxfp8Format, bf16>::new(&ranks.memories[0], stream, config);
     let refused = |config| made(config).unwrap_err().to_string();
     let ragged = refused(case.config);
     assert!(ragged.contains("72 columns are not a multiple of 16: pad them"), "{ragged}");
-    let chunked = refused(config(Method::Chunked, 1, [40, 16, 80]));
-    assert!(chunked.contains("take Fused or Sequential, and panels for what travels"), "{chunked}");
+    let direct = refused(config(ScatterMethod::Direct, 1, [512, 16, 80]));
+    assert!(direct.contains("codes are dequantized a panel at a time: take Fused or Sequential"), "{direct}");
     let mut side = Side::<Mxfp8Format, Mxfp8Format>::new(&ranks, 0, &case)?;
     side.weight.direction = Direction::Columns;
     let columns = side.bind(stream, false).err().expect("it is refused").to_string();
@@ -286,7 +286,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
 /// Members that made different operations learn of it before the first call; a member that does not call is named, with its chunk.
 #[test]
 fn another_format_and_a_member_that_does_not_call_are_errors() -> Result<()> {
-    let case = Case { ranks: 2, config: config(Method::Sequential, 1, [32, 16, 64]), calls: Calls::Eager, seed: 1 };
+    let case = Case { ranks: 2, config: config(ScatterMethod::Sequential, 1, [32, 16, 64]), calls: Calls::Eager, seed: 1 };
     let ranks = |deadline| Ranks::new(2, case.config.bytes::<bf16, bf16>(case.world())?, ArenaOptions { deadline, ..options() });
     let others = ranks(Duration::from_secs(60))?;
     let (mut one, _other) =

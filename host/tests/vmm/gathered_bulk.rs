@@ -3,7 +3,8 @@
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
 use oxtile::overlap::{
-    AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Global, Method, ReduceScatterConfig, ScatteredProduct,
+    AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Global, Method, ReduceScatterConfig, ScatterMethod,
+    ScatteredProduct,
 };
 use oxtile::{Buffer, Graph, Loaded, PinnedBuffer, Result, Stream};
 
@@ -20,7 +21,13 @@ pub fn compare(side: &Side) -> Result<()> {
     let world = u64::from(side.world.get());
     for method in [Method::Fused, Method::Sequential].into_iter().filter(|method| world > 1 || *method == Method::Sequential) {
         let scatters = ReduceScatterConfig::new(Global { m: 600, n: 128, k: 64 * world });
-        pair(side, by(method, Some(cut(1, 1)), [700, 64 * world, 512]), ReduceScatterConfig { method: Some(method), ..scatters })?;
+        let scattered = Some(if method == Method::Sequential { ScatterMethod::Sequential } else { ScatterMethod::Fused });
+        pair(side, by(method, Some(cut(1, 1)), [700, 64 * world, 512]), ReduceScatterConfig { method: scattered, ..scatters })?;
+    }
+    if world > 1 {
+        let scatters = ReduceScatterConfig::new(Global { m: 1024 * world, n: 640, k: 64 * world });
+        let scatters = ReduceScatterConfig { method: Some(ScatterMethod::Direct), panels: Some(2), ..scatters };
+        pair(side, by(Method::Fused, Some(cut(1, 1)), [700, 64 * world, 512]), scatters)?;
     }
     Ok(())
 }

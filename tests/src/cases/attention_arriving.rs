@@ -131,7 +131,7 @@ fn gradients<T: Operand + ContextElement>(runtime: &Runtime, head_size: u64, mas
     pairs.into_iter().try_for_each(|((expected, found), name)| equal(name, &bits(found), &bits(expected)))
 }
 
-/// Whose tokens, how many heads, and how many of the first section.
+/// Whose tokens, how many heads, and how many of a section.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     rank: u64,
@@ -321,7 +321,7 @@ where
     let sources = [Buffer::from_slice(compute, &whole.tensors[1])?, Buffer::from_slice(compute, &whole.tensors[2])?];
     let mut gathered = [arena.buffer::<T>(sources[0].len())?, arena.buffer::<T>(sources[1].len())?];
     let others: Vec<u64> = (0..CHUNKS).filter(|chunk| !own.contains(chunk) && is_seen(*chunk)).collect();
-    let sections = u64::from(sections_of(heads as u32, first as u32));
+    let sections = heads.div_ceil(first);
     let flags = arena.flags("keys", (sections * CHUNKS) as u32 + streams.len() as u32)?;
     let of = |section: u64, chunk: u64| (section * CHUNKS + chunk) as u32;
     let listed = |place: u64| if others.contains(&(place % CHUNKS)) { flags.index(place as u32, me) } else { PRESENT };
@@ -361,7 +361,7 @@ where
         arena.batch(stream).take_back(&flags, gates + at as u32, me)?.enqueue()?;
         let pieces = (0..sections).rev().flat_map(|section| others.iter().map(move |chunk| (section, *chunk)));
         for (section, chunk) in pieces.filter(|(section, chunk)| (section + chunk) as usize % streams.len() == at) {
-            let heads_of = if section == 0 { 0..first } else { first << (section - 1)..(first << section).min(heads) };
+            let heads_of = section * first..((section + 1) * first).min(heads);
             for ((all, source), size) in gathered.iter().zip(&sources).zip(&whole.sizes[1..]) {
                 all.peer(me)?.put_rows(stream, source, rows(chunk, heads_of.clone(), *size))?;
             }

@@ -6,7 +6,7 @@
 //! | `gemm_blocks` | FP8 codes with a scale for every block |
 //! | `gemm_transposed` | products of 8-bit operands that do not lie along the sum |
 //! | `gemm_epilogue` | what a product keeps and reads beside its result |
-//! | `gathered_product`, `gemm_gathered_limits`, `gemm_summing` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added |
+//! | `gathered_product`, `gemm_gathered_limits`, `gemm_scattered` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added, and tiles that leave |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
 //! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
@@ -69,7 +69,7 @@ mod gemm_gathered;
 mod gemm_gathered_limits;
 mod gemm_grouped;
 mod gemm_portable;
-mod gemm_summing;
+mod gemm_scattered;
 mod gemm_transposed;
 mod grouped;
 mod grouped_fp8;
@@ -124,7 +124,7 @@ pub fn all() -> Vec<Case> {
         gemm_blocks::cases(),
         gemm_epilogue::cases(),
         gemm_gathered::cases(),
-        gemm_summing::cases(),
+        gemm_scattered::cases(),
         gemm_grouped::cases(),
         gemm_portable::cases(),
         gemm_transposed::cases(),

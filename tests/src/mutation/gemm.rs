@@ -45,6 +45,19 @@ pub(super) fn map<T: Pod>(device: &Device, matrix: &Elements<T>, [rows, columns]
     map_of(device, matrix, [rows, columns], ([64, 128 / size_of::<T>() as u32], Swizzle::Bytes128))
 }
 
+/// A map of matrices of so many rows and columns, so many elements apart, in boxes of 64 rows of 128 bytes.
+pub(super) fn map_of_places(device: &Device, places: &Elements<bf16>, [count, rows, columns]: [u64; 3], apart: u64) -> Elements<u64> {
+    let map = TensorMap {
+        address: places.address,
+        element_bytes: 2,
+        dimensions: vec![columns, rows, count],
+        strides: vec![2 * columns, 2 * apart],
+        box_dimensions: vec![64, 64, 1],
+        swizzle: Swizzle::Bytes128,
+    };
+    uploaded(device, &map)
+}
+
 /// A map of boxes of so many rows and columns.
 fn map_of<T: Pod>(
     device: &Device,
@@ -61,7 +74,11 @@ fn map_of<T: Pod>(
         box_dimensions: vec![box_columns, box_rows],
         swizzle,
     };
-    let bytes = tensor_map::encode(&map).expect("a map within the limits");
+    uploaded(device, &map)
+}
+
+fn uploaded(device: &Device, map: &TensorMap) -> Elements<u64> {
+    let bytes = tensor_map::encode(map).expect("a map within the limits");
     let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     device.upload("map", &words)
 }

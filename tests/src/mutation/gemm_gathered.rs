@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use oxtile_emulator::Options;
-use oxtile_emulator::mutation::{Equivalent, Outcome};
+use oxtile_emulator::mutation::Outcome;
 use oxtile_kernels::gemm::*;
 use oxtile_tile::arrivals::{LINE, WaitsArgument};
 use oxtile_tile::launch::{DeviceFlags, DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
@@ -11,30 +11,17 @@ use oxtile_tile::num::bf16;
 
 use super::device::{Chunk, Device, OWNER};
 use super::gemm::{EQUIVALENTS, map, values};
-use super::{Job, SEEDS};
+use super::{Job, SEEDS, gemm_scattered};
 
 pub const JOBS: &[Job] = &[
     Job { name: "gemm_gathered", run: |device| by_rows::<ByRows>(device, Listed::Right), equivalents: EQUIVALENTS },
     Job { name: "gemm_gathered_keeping", run: |device| by_rows::<Keeping<ByRows>>(device, Listed::Right), equivalents: EQUIVALENTS },
     Job { name: "gemm_gathered_by_sum", run: |device| by_sum(device, Listed::Right), equivalents: EQUIVALENTS },
-    Job { name: "gemm_gathered_summing", run: |device| summing(device, Listed::Right), equivalents: SUMMING_EQUIVALENTS },
-];
-
-const SUMMING_EQUIVALENTS: &[Equivalent<'static>] = &[
-    EQUIVALENTS[0],
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "warp_sync" && mutation.site.file.ends_with("gemm/addends.rs"),
-        reason: "for the compiler, which loads so many addends at a time: each lane has read its own elements",
-    },
-    Equivalent {
-        matches: |mutation| mutation.site.operation == "fence_proxy_async" && mutation.site.file.ends_with("gemm/arrival.rs"),
-        reason: "for operands that are loaded by TMA: parts are loaded by plain loads",
-    },
 ];
 
 /// Which flags the list names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listed {
+pub(super) enum Listed {
     Right,
     /// None of the last chunk: it is taken to be there.
     NoWait,
@@ -51,7 +38,7 @@ pub fn wrong_flags() -> Result<(), String> {
         let by_rows =
             [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("rows", listed, by_rows::<ByRows>(&device(), listed)));
         let by_sum = [Listed::NoWait, Listed::NextSource].map(|listed| ("sum", listed, by_sum(&device(), listed)));
-        let parts = [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("parts", listed, summing(&device(), listed)));
+        let parts = [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("parts", listed, gemm_scattered::summing(&device(), listed)));
         for (what, listed, outcome) in by_rows.into_iter().chain(by_sum).chain(parts) {
             match outcome {
                 Err(Outcome::Faulted(_)) => {}
@@ -80,68 +67,6 @@ fn by_sum(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
     const K: u64 = 208;
     let parts = [[0..80, 0..M], [80..160, 0..M], [160..K, 0..M]];
     multiply::<BySum, true>(device, [M, 264, K], [K, M], &parts, Lengths { extent: 80, slab: 1, first: 1 }, listed)
-}
-
-/// Two parts in two panels are added, which a stream brings; each block of the cluster has rows of one panel.
-fn summing(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
-    const M: u64 = 200;
-    const N: u64 = 264;
-    const K: u64 = 208;
-    const PANEL: u64 = 128;
-    const SOURCES: u64 = 2;
-    type Summed = GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x256, Summing, false, false>;
-    let (a, b, d) = (
-        device.upload::<bf16>("a", &values(M * K)),
-        device.upload::<bf16>("b", &values(N * K)),
-        device.upload::<bf16>("d", &values(M * N)),
-    );
-    let words = values(SOURCES * M * N);
-    let parts = device.upload::<bf16>("parts", &words);
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let lines = device.upload::<u64>("lines", &vec![0; 2 * LINE as usize * 5]);
-    let mut chunks = Vec::new();
-    for (panel, source) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        let [start, end] = [panel * PANEL, ((panel + 1) * PANEL).min(M)].map(|row| 2 * (source * M + row) * N);
-        device.discard(parts.address + start, end - start);
-        let rows = vec![(parts.address + start, bytes[start as usize..end as usize].to_vec())];
-        chunks.push(Chunk { rows, flag: lines.address + 8 * LINE * (1 + panel * SOURCES + source) });
-    }
-    let flags = match listed {
-        Listed::Right => [0, 1, 2, 3],
-        Listed::NoWait => [0, 1, 2, PRESENT],
-        Listed::NextSource => [0, 0, 2, 2],
-        Listed::NextSlab => [0, 1, 0, 1],
-    };
-    let (tiles, flags) = (device.upload::<u32>("tiles", &[0, 1]), device.upload::<u32>("flags", &flags));
-    let (a_map, b_map, d_map) = (map(device, &a, [M, K]), map(device, &b, [N, K]), map(device, &d, [M, N]));
-    // SAFETY: the maps were encoded for these matrices and boxes. Flags alone lie in the lines.
-    let args = unsafe {
-        GemmGatheredArgs::<bf16, bf16, 64, bf16, 64, Tile128x256, Summing, false, false> {
-            a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
-            b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
-            stored: StoredArgument {
-                d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
-                kept: None,
-                input: None,
-            },
-            old: DeviceViewMut::from_raw(parts.address, parts.length, &OWNER),
-            shape: Shape { m: M as u32, n: N as u32, k: K as u32 },
-            fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },
-            gathered: GatheredArgument {
-                tiles: tiles.view(),
-                flags: flags.view(),
-                waits: WaitsArgument { lines: DeviceFlags::new(lines.view()), first: 1, patience: 1 << 40 },
-                extent: PANEL as u32,
-                sources: SOURCES as u32,
-                slab: 1,
-                first: 0,
-                margin: 0,
-            },
-            marker: PhantomData,
-        }
-    };
-    device.launch_beside::<Summed>(args, &chunks)?;
-    Ok(device.download(&d))
 }
 
 struct Lengths {

@@ -11,8 +11,8 @@ use oxtile::runtime::{Bound, Kind, Loaded};
 use oxtile::{Event, Stream};
 
 use super::super::Times;
-use super::super::member::DEADLINE;
 use super::tensors::{Place, Tensors, Views};
+use super::meeting::PREPARATION;
 use super::{Direction, Passes};
 use crate::peers::Check;
 
@@ -106,9 +106,11 @@ impl Attends<'_, '_> {
     }
 }
 
-/// Times calls, after one that is not timed: ranks begin together, where it ends.
-pub fn timed(stream: &Stream, calls: u64, mut call: impl FnMut() -> Result<()>) -> Result<Times> {
-    call()?;
+/// Times calls, if `is_warmed` after one that is not timed: ranks begin together, where it ends.
+pub fn timed(stream: &Stream, calls: u64, is_warmed: bool, mut call: impl FnMut() -> Result<()>) -> Result<Times> {
+    if is_warmed {
+        call()?;
+    }
     let (begin, start) = (Instant::now(), stream.record()?);
     (0..calls).try_for_each(|_| call())?;
     let end = stream.record()?;
@@ -123,7 +125,7 @@ pub fn timed(stream: &Stream, calls: u64, mut call: impl FnMut() -> Result<()>) 
 pub fn wait(stream: &Stream, end: &Event) -> Result<()> {
     let (begin, is_virtual) = (Instant::now(), stream.device().runtime().kind() == Kind::Emulated);
     while !end.is_done()? {
-        ensure!(begin.elapsed() < DEADLINE, "work was not done after {DEADLINE:?}");
+        ensure!(begin.elapsed() < PREPARATION, "work was not done after {PREPARATION:?}");
         if is_virtual {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -127,6 +127,11 @@ impl By {
         }
     }
 
+    /// Those of a row.
+    fn operations(row: &Row) -> &'static [Self] {
+        if row.is_longest() { &[Self::Fused] } else { &Self::OPERATIONS }
+    }
+
     /// What tables print.
     const fn label(self) -> &'static str {
         match self {
@@ -238,6 +243,7 @@ impl RowRanks {
             peers: torch,
             missing: missing.chain(packed).collect(),
             fewer: size.pick(row.fewer(), 1),
+            once: row.is_longest().then_some(By::OneGpu.label()),
             limit: &LIMIT,
             divided: Some(Divided { ranks: *world, alone: By::OneGpu.label().into(), each: Some(By::EachGpu.label().into()) }),
             details: made.iter().filter_map(|made| Some((made.by.label(), detail(made, passes)?.clone(), made.check.clone()))).collect(),

@@ -50,8 +50,10 @@ struct Ready<'t> {
     copy: Loaded<CopyWords>,
     operations: Vec<(By, Operation<'t>)>,
     part: Tensors,
-    /// What a rank does alone.
-    alone: Alone,
+    /// What a rank does alone, if it does.
+    alone: Option<Alone>,
+    /// Whether a call that is not timed comes first: not where it takes seconds.
+    is_warmed: bool,
     wire: Option<Wire>,
 }
 
@@ -98,10 +100,14 @@ impl Serving<'_> {
 
     /// Symmetric memory: of two operations that pull, of one of 8 bits, and of what is put.
     fn memory(&self, world: WorldSize) -> u64 {
-        let config = ContextParallelConfig::new(self.row.config());
+        let config = self.config();
         let pulled = config.arena_bytes(world, size_of::<bf16>() as u64);
         // Of each schedule, and of the ones that are chosen.
         2 * pulled + ContextParallelFp8::arena_bytes(&config, world) + PUT * self.shard(world) + (1 << 20)
+    }
+
+    fn config(&self) -> ContextParallelConfig {
+        ContextParallelConfig { gathered_bytes: self.row.gathered_bytes(), ..ContextParallelConfig::new(self.row.config()) }
     }
 
     /// `arena`, or why there is none.
@@ -115,7 +121,7 @@ impl Serving<'_> {
         let [here, there] = places(&row.tokens_of(comm.rank(), comm.world()));
         let mut ready = self.part(By::OneGpu, || self.prepare(comm, arena.ok()))?;
         let expected = self.part(By::OneGpu, || ready.expect(&there))?;
-        for by in By::OPERATIONS {
+        for by in By::operations(row).iter().copied() {
             let left_out = self.left_out.iter().find(|(of, _)| *of == by).map(|(_, why)| why.clone());
             let without = |why| Made { by, plan: Err(why), check: None };
             let made = match (left_out, &memory) {
@@ -125,10 +131,11 @@ impl Serving<'_> {
             };
             ready.tell(seat, made)?;
         }
-        for by in [By::OneGpu, By::EachGpu] {
-            ready.tell(seat, Made { by, plan: Ok(None), check: None })?;
+        ready.tell(seat, Made { by: By::OneGpu, plan: Ok(None), check: None })?;
+        if !row.is_longest() {
+            ready.tell(seat, Made { by: By::EachGpu, plan: Ok(None), check: None })?;
+            ready.tell(seat, Made { by: By::Wire, plan: memory.map(|()| None), check: None })?;
         }
-        ready.tell(seat, Made { by: By::Wire, plan: memory.map(|()| None), check: None })?;
         // All have made theirs before the first request is answered.
         self.part(By::Auto, || Ok(()))?;
         answers.send(Ok(Times::default())).context("the ranks are not wanted any more")?;
@@ -150,10 +157,14 @@ impl Serving<'_> {
         let stream = seat.rank.device().stream()?;
         let values = Random::new(1).normal(VALUES);
         let tensors = |tokens: &[u64]| Tensors::new(&stream, row, world.get(), tokens, &values);
-        let whole = tensors(&(0..row.tokens).collect::<Vec<_>>())?;
-        let (forward, backward) =
-            (Attention::new(runtime, row.config())?, AttentionBackward::new(runtime, row.config(), Order::default())?);
-        let alone = Alone { forward, backward, whole };
+        // Of the longest ones the first rank alone attends to the whole, once.
+        let attends_alone = rank == Rank::ZERO || !row.is_longest();
+        let alone = || -> Result<Alone> {
+            let whole = tensors(&(0..row.tokens).collect::<Vec<_>>())?;
+            let backward = AttentionBackward::new(runtime, row.config(), Order::default())?;
+            Ok(Alone { forward: Attention::new(runtime, row.config())?, backward, whole })
+        };
+        let alone = attends_alone.then(alone).transpose()?;
         let part = tensors(&row.tokens_of(rank, world))?;
         let wire = |arena: &Arena| -> Result<Wire> {
             let (bytes, next) = (PUT * self.shard(world), Rank::new((rank.index() + 1) % world.get(), world));
@@ -165,7 +176,7 @@ impl Serving<'_> {
         };
         let (wire, copy) = (arena.map(wire).transpose()?, runtime.load()?);
         wait(&stream, &stream.record()?)?;
-        Ok(Ready { rank, stream, copy, operations: Vec::new(), part, alone, wire })
+        Ok(Ready { rank, stream, copy, operations: Vec::new(), part, alone, is_warmed: !row.is_longest(), wire })
     }
 
     /// Makes an operation, unless it is refused, and tries it.
@@ -178,7 +189,7 @@ impl Serving<'_> {
         expected: Option<&Sampled>,
     ) -> Result<Made> {
         let schedule = by.schedule().context("it is by a schedule")?;
-        let config = ContextParallelConfig::new(self.row.config()).by(schedule);
+        let config = self.config().by(schedule);
         let make = || match by {
             By::Fp8 => Ok(Operation::Fp8(Box::new(ContextParallelFp8::new(&ready.stream, transport, config)?))),
             _ => Ok(Operation::Bf16(Box::new(ContextParallel::new(&ready.stream, transport, config)?))),
@@ -213,16 +224,15 @@ impl Ready<'_> {
 
     /// What our single GPU finds, on rank 0.
     fn expect(&mut self, at: &[Place]) -> Result<Option<Sampled>> {
-        let Self { stream, copy, alone: Alone { forward, backward, whole }, .. } = self;
-        let attend = || Attends::OneGpu(forward, backward).attempt(stream, whole, copy, at);
-        (self.rank == Rank::ZERO).then(attend).transpose()
+        let Self { rank: Rank::ZERO, stream, copy, alone: Some(Alone { forward, backward, whole }), .. } = self else { return Ok(None) };
+        Ok(Some(Attends::OneGpu(forward, backward).attempt(stream, whole, copy, at)?))
     }
 
     /// Times calls, after one that is not timed: ranks begin together, where it ends.
     fn round(&mut self, request: Request, seat: &Seat) -> Result<Times> {
-        let stream = self.stream.clone();
+        let (stream, is_warmed) = (self.stream.clone(), self.is_warmed);
         let Some(mut call) = seat.gate.after(DEADLINE, || self.call(request))? else { return Ok(Times::default()) };
-        timed(&stream, request.calls, || call.run(&stream))
+        timed(&stream, request.calls, is_warmed, || call.run(&stream))
     }
 
     /// What a rank does in a call; nothing, if another does it alone.
@@ -232,7 +242,8 @@ impl Ready<'_> {
         Ok(match by {
             By::OneGpu if *rank != Rank::ZERO => None,
             By::OneGpu | By::EachGpu => {
-                let bound = Attends::OneGpu(&alone.forward, &alone.backward).bind(stream, &mut alone.whole, passes)?;
+                let Alone { forward, backward, whole } = alone.as_mut().context("this rank does not attend alone")?;
+                let bound = Attends::OneGpu(forward, backward).bind(stream, whole, passes)?;
                 Some(Call::Passes(bound))
             }
             By::Wire => Some(Call::Puts(wire.as_ref().context("there is no symmetric memory")?, request.bytes)),

@@ -11,11 +11,15 @@ use crate::random::Random;
 
 /// The seed of the places at which random lengths are cut: the same in every run.
 const SEED: u64 = 5;
-/// Sequences of packed rows.
-const SEQUENCES: u64 = 12;
+/// Tokens and sequences of packed rows.
+const PACKED: [(u64, u64); 2] = [(32 << 10, 12), (LONG, 64)];
 /// From so many tokens on a row has a fraction of the rounds.
 const LONG: u64 = 128 << 10;
 const LONG_FEWER: usize = 4;
+/// From so many tokens on the fused schedule alone is held against one GPU, which attends once, and memory for keys of all ranks is capped.
+const LONGEST: u64 = 512 << 10;
+const LONGEST_FEWER: usize = 14;
+const CAP: u64 = 8 << 30;
 
 /// Tokens of all ranks, and heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +33,7 @@ pub struct Row {
     pub sequences: Option<u64>,
 }
 
-/// One long sequence, and packed ones.
+/// One long sequence, packed ones, and one that takes seconds.
 pub fn rows(size: Size, world: u32) -> Vec<Row> {
     let ranks = u64::from(world);
     let dense =
@@ -40,12 +44,14 @@ pub fn rows(size: Size, world: u32) -> Vec<Row> {
     }
     let heads = [[16, 16], [32, 8]];
     let short = 32 << 10;
+    let longest = LONGEST * if world == 2 { 1 } else { 2 };
     let long = [(short, heads[0]), (LONG, heads[0]), (short, heads[1]), (LONG, heads[1]), (8 << 10, heads[1])]
         .map(|(tokens, heads)| dense(tokens, heads, 128));
-    let packed = heads
-        .into_iter()
-        .flat_map(|heads| [true, false].map(|is_causal| Row { is_causal, sequences: Some(SEQUENCES), ..dense(short, heads, 128) }));
-    long.into_iter().chain(packed).collect()
+    let packed = |(tokens, sequences)| {
+        let masks = move |heads| [true, false].map(|is_causal| Row { is_causal, sequences: Some(sequences), ..dense(tokens, heads, 128) });
+        heads.into_iter().flat_map(masks)
+    };
+    long.into_iter().chain(PACKED.into_iter().flat_map(packed)).chain([dense(longest, heads[1], 128)]).collect()
 }
 
 impl Row {
@@ -109,12 +115,26 @@ impl Row {
 
     /// Whether torch has it.
     pub fn has_peers(&self) -> bool {
-        self.sequences.is_none() && self.is_causal
+        self.sequences.is_none() && self.is_causal && !self.is_longest()
+    }
+
+    /// Whether a pass takes seconds.
+    pub fn is_longest(&self) -> bool {
+        self.tokens >= LONGEST
+    }
+
+    /// The cap on memory for keys of all ranks.
+    pub fn gathered_bytes(&self) -> Option<u64> {
+        self.is_longest().then_some(CAP)
     }
 
     /// Rounds are divided by this.
     pub fn fewer(&self) -> usize {
-        if self.tokens >= LONG { LONG_FEWER } else { 1 }
+        match self.tokens {
+            LONGEST.. => LONGEST_FEWER,
+            LONG.. => LONG_FEWER,
+            _ => 1,
+        }
     }
 
     /// As tables print it: sequences, tokens, query and key heads, size of a head.

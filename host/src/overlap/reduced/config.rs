@@ -9,7 +9,7 @@ use super::mailbox::{MOST_BYTES, ReduceOperands};
 use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig};
 use crate::overlap::choice::Rates;
-use crate::overlap::config::Method;
+use crate::overlap::scattered::ScatterMethod;
 use crate::overlap::scattered::{ReduceScatterConfig, ScatterOperands};
 use crate::overlap::sizes::Global;
 use crate::runtime::{Error, Result};
@@ -93,7 +93,7 @@ impl AllReduceConfig {
     /// # Errors
     /// As [`Global::local`].
     pub fn product(&self, ranks: WorldSize) -> Result<GemmConfig> {
-        self.scattered(Method::Fused).product(ranks)
+        self.scattered(ScatterMethod::Fused).product(ranks)
     }
 
     /// The bytes that the other ranks' parts take of an [`OverlapMemory`](crate::overlap::OverlapMemory): none of a small sum by [`AllReduceMethod::OneShot`].
@@ -103,7 +103,7 @@ impl AllReduceConfig {
     pub fn bytes<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize) -> Result<u64> {
         match self.method {
             Some(AllReduceMethod::OneShot) => Ok(0),
-            _ => self.scattered(Method::Fused).bytes::<T, O>(ranks),
+            _ => self.scattered(ScatterMethod::Fused).bytes::<T, O>(ranks),
         }
     }
 
@@ -118,7 +118,7 @@ impl AllReduceConfig {
     }
 
     /// The product and reduce-scatter that comes first.
-    pub(super) fn scattered(&self, method: Method) -> ReduceScatterConfig {
+    pub(super) fn scattered(&self, method: ScatterMethod) -> ReduceScatterConfig {
         let Self { sizes, transpose_b, alpha, activation, panels, margin, .. } = *self;
         ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(method), panels, margin }
     }
@@ -133,11 +133,11 @@ impl AllReduceConfig {
         let (product, others) = (self.product(ranks)?, f64::from(ranks.get() - 1));
         let alone = product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0);
         let bytes = self.result_bytes::<O>()?;
-        let by = |method: Method| self.scattered(method).choose::<T, O>(ranks, rates).map_err(|error| error.to_string());
-        let (fused, sequential) = (by(Method::Fused), by(Method::Sequential));
+        let by = |method: ScatterMethod| self.scattered(method).choose::<T, O>(ranks, rates).map_err(|error| error.to_string());
+        let (fused, sequential) = (by(ScatterMethod::Fused), by(ScatterMethod::Sequential));
         let one_shot = self.takes_one_shot(bytes);
         let cuts = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
-        let cuts = cuts.into_iter().map(|panels| (panels, self.scattered(Method::Fused).time_to_all::<T, O>(ranks, rates, panels)));
+        let cuts = cuts.into_iter().map(|panels| (panels, self.scattered(ScatterMethod::Fused).time_to_all::<T, O>(ranks, rates, panels)));
         let (panels, fused_time) = fewest(cuts.collect());
         let all_rows = bytes as f64 / f64::from(ranks.get());
         let to_all = others * (rates.start + all_rows / rates.put) + rates.flag + 2.0 * rates.wait;
@@ -169,7 +169,7 @@ impl AllReduceConfig {
             }
         };
         let panels = match (method, &sequential) {
-            (AllReduceMethod::Fused, _) => self.scattered(Method::Fused).shards(ranks, panels).panels(),
+            (AllReduceMethod::Fused, _) => self.scattered(ScatterMethod::Fused).shards(ranks, panels).panels(),
             (AllReduceMethod::Sequential, Ok(choice)) => choice.panels,
             _ => 1,
         };

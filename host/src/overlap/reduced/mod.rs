@@ -30,8 +30,7 @@ use call::By;
 use mailbox::SmallSum;
 
 use super::choice::Rates;
-use super::config::Method;
-use super::scattered::{GemmReduceScatter, ReduceScatterConfig, ScatterCall};
+use super::scattered::{GemmReduceScatter, ReduceScatterConfig, ScatterCall, ScatterMethod};
 use crate::gemm::{Gemm, GemmConfig, Matrices};
 use crate::runtime::{Buffer, Error, Result, Stream};
 
@@ -121,11 +120,11 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
         let made = match choice.method {
             AllReduceMethod::Fused | AllReduceMethod::Sequential => {
                 let is_fused = choice.method == AllReduceMethod::Fused;
-                let method = if is_fused { Method::Fused } else { Method::Sequential };
+                let method = if is_fused { ScatterMethod::Fused } else { ScatterMethod::Sequential };
                 let (asked, config) = (config, config.scattered(method));
                 let config = ReduceScatterConfig { panels: Some(choice.panels), ..config };
                 let becomes = format!("rows that all get, by {asked:?} in {} bytes", memory.bytes());
-                let scatter = GemmReduceScatter::<T, O>::made(memory.parts(), stream, config, is_fused, &becomes)?;
+                let scatter = GemmReduceScatter::<T, O>::made(memory.parts(), stream, config, (Err("rows go to all ranks".to_owned()), is_fused), &becomes)?;
                 let own = scatter.own_rows().map(|rows| (rows.start * product.n, (rows.end - rows.start) * product.n));
                 Made::Scattered { rows: own.map(|(first, len)| memory.0.rows_of(first, len)).collect(), scatter }
             }

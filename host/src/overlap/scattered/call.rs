@@ -6,14 +6,12 @@ use std::ops::Range;
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::num::Pod;
 
-use super::GemmReduceScatter;
-use super::kernels::ScatterOperands;
+use super::kernels::{Call, Launch, ScatterOperands, Sending};
+use super::{GemmReduceScatter, ScatterMethod};
 use crate::comm::Rank;
 use crate::overlap::bulk::Scattering;
-use crate::overlap::config::Method;
 use crate::overlap::memory::{Begun, Inner, PLACES, place_of};
 use crate::overlap::reduced::Spread;
-use crate::overlap::table::Waiting;
 use crate::overlap::transfer::{Read, wait_for};
 use crate::runtime::{Bound, Buffer, Result, Stream, order};
 use crate::symmetric::SymmetricBuffer;
@@ -28,8 +26,8 @@ pub struct ScatteredProduct<'a, T: ScatterOperands<O>, O: 'static> {
 pub(in crate::overlap) struct ScatterCall<'a, T: ScatterOperands<O>, O: 'static> {
     of: &'a GemmReduceScatter<T, O>,
     sent: Vec<Sent<'a>>,
-    /// The products of own rows.
-    own: Vec<Own<'a>>,
+    /// The products of own rows; of all rows, if tiles leave as they are computed.
+    own: Vec<Run<'a, O>>,
     /// Where finished own rows go, if they are not for this rank alone.
     spread: Option<Spread<'a>>,
     around: Around<'a>,
@@ -55,7 +53,7 @@ pub(in crate::overlap) struct Dequantize<'a> {
 }
 
 /// A product of own rows in each place, which may wait for the others' parts.
-pub(in crate::overlap) type Own<'a> = [Waiting<'a>; PLACES];
+pub(in crate::overlap) type Run<'a, O> = [Launch<'a, O>; PLACES];
 
 /// A panel of another member's rows.
 pub(in crate::overlap) struct Sent<'a> {
@@ -109,34 +107,34 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn begin<'c>(&'c mut self, compute: &'c Stream) -> Result<Scattering<'c, 'a, T, O>> {
-        let begun = self.call.send(compute, "ScatteredProduct::begin")?;
+        let begun = self.call.send(compute, "ScatteredProduct::begin", true)?;
         Ok(Scattering::new(&mut self.call, compute, begun))
     }
 }
 
 impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
     /// Of rows that stay on this rank.
-    pub fn new(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, around: Around<'a>) -> Self {
+    pub fn new(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Run<'a, O>>, around: Around<'a>) -> Self {
         Self { of, sent, own, spread: None, around }
     }
 
     /// Of rows that all members get.
-    pub fn spreading(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Own<'a>>, spread: Spread<'a>) -> Self {
+    pub fn spreading(of: &'a GemmReduceScatter<T, O>, sent: Vec<Sent<'a>>, own: Vec<Run<'a, O>>, spread: Spread<'a>) -> Self {
         Self { spread: Some(spread), ..Self::new(of, sent, own, Around::default()) }
     }
 
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
     pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
-        let begun = self.send(compute, what)?;
+        let begun = self.send(compute, what, false)?;
         self.sum(compute, &begun, what, false)
     }
 
-    /// The products of other members' rows, and their puts.
-    pub fn send(&mut self, compute: &Stream, what: &'static str) -> Result<Begun> {
+    /// The products of other members' rows, and their puts. Where tiles leave as they are computed, that is the launch of own rows too, unless that comes apart.
+    pub fn send(&mut self, compute: &Stream, what: &'static str, is_apart: bool) -> Result<Begun> {
         let inner = &self.of.memory.0;
         inner.arena.check()?;
         let turn = inner.turn();
-        let (place, places) = (place_of(turn), inner.places());
+        let (place, mut places) = (place_of(turn), inner.places());
         // Whatever can be refused is refused before the others hear of the call.
         places[place].local().check_stream(compute, what)?;
         inner.check_captures(compute, what)?;
@@ -151,6 +149,14 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             }
             if let Some(spread) = &self.spread {
                 spread.begin(compute)?;
+            }
+            if self.of.direct.is_some() {
+                // The others have read what lies in the place: the kernel stores there.
+                let credit = inner.arena.batch(compute);
+                inner.others().try_fold(credit, |batch, other| batch.take_back(&inner.free, place as u32, other))?.enqueue()?;
+                if is_apart {
+                    self.own.iter_mut().try_for_each(|own| launch(self.of, compute, (place, &mut places[place]), (own, &[]), Tiles::Sent))?;
+                }
             }
             for sent in &mut self.sent {
                 if let Some(product) = &mut sent.product {
@@ -170,12 +176,12 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
     pub fn sum(&mut self, compute: &Stream, begun: &Begun, what: &'static str, is_apart: bool) -> Result<()> {
         let inner = &self.of.memory.0;
         let weight = self.around.dequantize.as_mut().filter(|_| is_apart).map_or(Ok(()), |codes| codes.weight.run(compute));
-        let done = weight.and_then(|()| self.enqueue(compute, begun));
+        let done = weight.and_then(|()| self.enqueue(compute, begun, is_apart));
         inner.finished(compute, begun);
         inner.arena.or_abort(compute, what, done)
     }
 
-    fn enqueue(&mut self, compute: &Stream, begun: &Begun) -> Result<()> {
+    fn enqueue(&mut self, compute: &Stream, begun: &Begun, is_apart: bool) -> Result<()> {
         let Self { of, sent, own, spread, around } = self;
         let (inner, place) = (&of.memory.0, begun.place());
         let mut places = inner.places();
@@ -185,14 +191,15 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         if let Some(codes) = &mut around.dequantize {
             codes.own.run(compute)?;
         }
-        let is_fused = of.choice.method == Method::Fused;
+        let waits = of.choice.method != ScatterMethod::Sequential;
         let [read, unread] = of.awaited(place, 0..of.shards.panels());
-        if !is_fused {
+        if !waits {
             wait_for(inner, compute, &read)?;
         }
         for (number, (own, run)) in own.iter_mut().zip(&of.runs).enumerate() {
-            let [awaited, _] = of.awaited(place, if is_fused { run.panels.clone() } else { 0..0 });
-            own[place](compute, inner.waits(compute, place, &awaited)?)?;
+            let [awaited, _] = of.awaited(place, if waits { run.panels.clone() } else { 0..0 });
+            let tiles = if of.direct.is_some() && !is_apart { Tiles::Together } else { Tiles::Own(number) };
+            launch(of, compute, (place, &mut places[place]), (own, &awaited), tiles)?;
             if let Some(spread) = spread {
                 inner.out.wait(&compute.mark()?)?;
                 spread.put(inner, number)?;
@@ -220,13 +227,52 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         }
         let others = &|| Some(0..of.parts_bytes()).into_iter().filter(|range| !range.is_empty()).collect();
         let flags = [read, unread].concat();
-        let read = Read { place, put: &begun.put, has_waited: is_fused, flags: &flags, others, shard: None };
+        let read = Read { place, put: &begun.put, has_waited: waits, flags: &flags, others, shard: None };
         inner.release(compute, &mut places[place], read)
     }
 
     pub(in crate::overlap) fn memory(&self) -> &Inner {
         &self.of.memory.0
     }
+}
+
+/// Which tiles a launch computes.
+#[derive(Clone, Copy)]
+enum Tiles {
+    /// Those of the other members' rows.
+    Sent,
+    /// Those of a run of own rows.
+    Own(usize),
+    /// All.
+    Together,
+}
+
+/// Launches a product in a place, which waits for these flags.
+fn launch<T: ScatterOperands<O>, O: Pod>(
+    of: &GemmReduceScatter<T, O>,
+    compute: &Stream,
+    (place, all): (usize, &mut SymmetricBuffer<u8>),
+    (own, awaited): (&mut Run<'_, O>, &[(u32, Rank)]),
+    tiles: Tiles,
+) -> Result<()> {
+    let inner = &of.memory.0;
+    let waits = inner.waits(compute, place, awaited)?;
+    let adds = !matches!(tiles, Tiles::Sent);
+    let tiles = match (tiles, &of.direct) {
+        (Tiles::Sent, Some(direct)) => &direct.sent,
+        (Tiles::Together, Some(direct)) => &direct.together,
+        (Tiles::Own(run), _) => &of.runs[run].tiles,
+        (Tiles::Sent | Tiles::Together, None) => unreachable!("tiles leave from a kernel of all rows"),
+    };
+    if of.direct.is_none() {
+        return own[place](compute, Call { tiles: tiles.view(), adds, waits, away: None });
+    }
+    let signals = inner.ready.signals(compute)?;
+    let mut all = all.contiguous_mut()?;
+    // SAFETY: the kernel stores in this rank's part of each place alone, which its owner has read.
+    let all = unsafe { all.view_mut(compute) }?.cast();
+    let away = Sending { all, signals: signals.argument(), flag: Inner::ready_flag(place, 0) };
+    own[place](compute, Call { tiles: tiles.view(), adds, waits, away: Some(away) })
 }
 
 impl Sent<'_> {

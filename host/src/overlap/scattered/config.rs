@@ -7,9 +7,21 @@ use super::shards::Shards;
 use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig, GemmTile};
 use crate::overlap::choice::Rates;
-use crate::overlap::config::{Cut, Method};
+use crate::overlap::config::Cut;
 use crate::overlap::sizes::{Global, Split};
 use crate::runtime::{Error, Result};
+
+/// How a product and a reduce-scatter are done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScatterMethod {
+    /// One kernel, which stores tiles of other members' rows at their owner as soon as they are there, and adds to own tiles what the others have stored here. Takes ranks whose shards are equal and whole tiles of 256 rows, in memory
+    /// that lies [in one range of addresses](crate::symmetric::Capabilities::contiguous).
+    Direct,
+    /// Products of panels, which copy engines put to their owner, and a kernel of own rows, which waits for each panel before it adds it.
+    Fused,
+    /// The same, and the stream waits for all panels before the kernel of own rows.
+    Sequential,
+}
 
 /// A product whose sum the ranks share, and of which each gets some rows: `D = activation(alpha * (A B) + beta * D + bias)`. Begin with [`new`](Self::new).
 ///
@@ -26,9 +38,9 @@ pub struct ReduceScatterConfig {
     pub beta: f32,
     /// What comes last, after the bias: of whole sums.
     pub activation: Activation,
-    /// The method, [`Method::Fused`] or [`Method::Sequential`]; none: [the fastest by the model](Self::choose).
-    pub method: Option<Method>,
-    /// Parts of a rank's rows, which travel one after another, at most [`MOST_PANELS`](Self::MOST_PANELS); none: as the model finds best. Each has a multiple of 256 rows, so that
+    /// The method; none: [the fastest by the model](Self::choose).
+    pub method: Option<ScatterMethod>,
+    /// Parts of a rank's rows, each of which has a flag, at most [`MOST_PANELS`](Self::MOST_PANELS); none: as the model finds best. Each has a multiple of 256 rows, so that
     /// there may be fewer.
     pub panels: Option<u32>,
     /// Multiprocessors that a fused product leaves to other kernels, such as NCCL's.
@@ -39,13 +51,15 @@ pub struct ReduceScatterConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScatterChoice {
     /// The method.
-    pub method: Method,
+    pub method: ScatterMethod,
     /// Parts of a rank's rows, which travel one after another.
     pub panels: u32,
     /// The tile of the kernel that adds.
     pub tile: GemmTile,
     /// Why this method.
     pub why: String,
+    /// The methods that cannot be taken, each with the reason.
+    pub refused: Vec<(ScatterMethod, String)>,
     /// Predicted times in microseconds.
     pub predicted: ScatterTimes,
 }
@@ -57,10 +71,23 @@ pub struct ScatterTimes {
     pub product: f64,
     /// The copies alone.
     pub wire: f64,
-    /// [`Method::Fused`].
+    /// [`ScatterMethod::Direct`]; none where it is refused.
+    pub direct: Option<f64>,
+    /// [`ScatterMethod::Fused`].
     pub fused: f64,
-    /// [`Method::Sequential`].
+    /// [`ScatterMethod::Sequential`].
     pub sequential: f64,
+}
+
+impl ScatterTimes {
+    /// That of a method.
+    pub fn of(&self, method: ScatterMethod) -> Option<f64> {
+        match method {
+            ScatterMethod::Direct => self.direct,
+            ScatterMethod::Fused => Some(self.fused),
+            ScatterMethod::Sequential => Some(self.sequential),
+        }
+    }
 }
 
 impl ReduceScatterConfig {
@@ -109,11 +136,21 @@ impl ReduceScatterConfig {
         Shards::new(ranks.get(), self.sizes.m, panels)
     }
 
-    /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layout, types and rates alone.
+    /// How the product is done by so many ranks, on devices of these rates, in memory that lies in one range of addresses. Depends on sizes, layout, types and rates alone.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for sizes that the ranks do not divide or that the kernels on `wgmma` do not take, and for panels or a margin that cannot be, with the reason.
+    /// [`Error::Invalid`] for sizes that the ranks do not divide or that the kernels on `wgmma` do not take, and for panels, a margin or a method that cannot be, with the reason.
     pub fn choose<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> Result<ScatterChoice> {
+        self.choose_where::<T, O>(ranks, rates, Ok(()))
+    }
+
+    /// The choice where the kernel may store at the other members, or may not.
+    pub(super) fn choose_where<T: ScatterOperands<O>, O: 'static>(
+        &self,
+        ranks: WorldSize,
+        rates: &Rates,
+        direct: Result<(), String>,
+    ) -> Result<ScatterChoice> {
         let invalid = |why: String| Error::Invalid { what: "ReduceScatterConfig", why };
         if self.margin >= rates.multiprocessors {
             return Err(invalid(format!("a margin of {} leaves none of {} multiprocessors", self.margin, rates.multiprocessors)));
@@ -126,35 +163,73 @@ impl ReduceScatterConfig {
         if let Some(panels) = self.panels.filter(|panels| !(1..=Self::MOST_PANELS).contains(panels)) {
             return Err(invalid(format!("{panels} panels: take 1 to {}", Self::MOST_PANELS)));
         }
-        if self.method == Some(Method::Chunked) {
-            return Err(invalid("own rows are one product, not chunks: take Fused or Sequential, and panels for what travels".to_owned()));
-        }
         let product = self.product(ranks)?;
         product.takes_wgmma::<T, O>().map_err(|why| {
             invalid(format!("parts are added by kernels on wgmma: {why}; or multiply by Gemm, and sum by a communicator's reduce_scatter"))
         })?;
-        let fastest = self.fastest_tile::<T, O>(ranks, rates, &product);
-        let tile = fastest.ok_or_else(|| invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()))?;
+        let fastest = |rows| self.fastest_tile::<T, O>(rates, &GemmConfig { m: rows, ..product });
+        let [of_own, of_all] = [self.rows(ranks), product.m].map(fastest);
+        let (Some(of_own), Some(of_all)) = (of_own, of_all) else {
+            return Err(invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()));
+        };
         let choices = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
-        let of = |method: Method| {
-            let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, method, *panels)));
+        let of = |is_fused| {
+            let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, is_fused, *panels)));
             times.min_by(|a, b| a.1.total_cmp(&b.1)).expect("there is a choice")
         };
-        let [fused, sequential] = [Method::Fused, Method::Sequential].map(of);
+        let [fused, sequential] = [true, false].map(of);
         let (alone, wire) = (product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0), self.wire::<T, O>(ranks, rates));
-        let predicted = ScatterTimes { product: alone, wire, fused: fused.1, sequential: sequential.1 };
+        let refused = direct.and_then(|()| self.why_not_direct(ranks)).err();
+        let direct = refused.is_none().then(|| self.time_direct::<T, O>(ranks, rates, of_all));
+        let predicted = ScatterTimes { product: alone, wire, direct, fused: fused.1, sequential: sequential.1 };
+        if let (Some(ScatterMethod::Direct), Some(why)) = (self.method, &refused) {
+            return Err(invalid(format!("tiles cannot be stored at other ranks: {why}: take Fused or Sequential")));
+        }
         let (method, why) = match self.method {
             Some(method) => (method, "it is asked for".to_owned()),
-            None if ranks == WorldSize::ONE => (Method::Sequential, "one rank adds nothing".to_owned()),
+            None if ranks == WorldSize::ONE => (ScatterMethod::Sequential, "one rank adds nothing".to_owned()),
             None => {
-                // What waits in the stream alone is taken where the kernel that waits is not clearly faster.
-                let is_faster = fused.1 < 0.98 * sequential.1;
-                let (method, time) = if is_faster { (Method::Fused, fused.1) } else { (Method::Sequential, sequential.1) };
+                // What waits in the stream alone is taken where a kernel that waits is not clearly faster.
+                let waits = [(ScatterMethod::Direct, direct.unwrap_or(f64::INFINITY)), (ScatterMethod::Fused, fused.1)];
+                let faster = waits.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < 0.98 * sequential.1);
+                let (method, time) = faster.unwrap_or((ScatterMethod::Sequential, sequential.1));
                 (method, format!("{time:.1} us predicted, of a product of {alone:.1} and copies of {wire:.1}"))
             }
         };
-        let panels = if method == Method::Fused { fused.0 } else { sequential.0 };
-        Ok(ScatterChoice { method, panels: self.shards(ranks, panels).panels(), tile, why, predicted })
+        let panels = match method {
+            ScatterMethod::Direct => self.panels.unwrap_or_else(|| self.direct_panels(ranks)),
+            ScatterMethod::Fused => fused.0,
+            ScatterMethod::Sequential => sequential.0,
+        };
+        let tile = if method == ScatterMethod::Direct { of_all } else { of_own };
+        let refused = refused.map(|why| (ScatterMethod::Direct, why)).into_iter().collect();
+        Ok(ScatterChoice { method, panels: self.shards(ranks, panels).panels(), tile, why, refused, predicted })
+    }
+
+    /// Why tiles cannot leave as they are computed.
+    fn why_not_direct(&self, ranks: WorldSize) -> Result<(), String> {
+        let (rows, ranks) = (self.sizes.m, u64::from(ranks.get()));
+        match ranks {
+            1 => Err("there is one rank".to_owned()),
+            _ if rows > 0 && rows.is_multiple_of(ranks * Shards::UNIT) => Ok(()),
+            _ => Err(format!("{rows} rows are no multiple of {} for each of {ranks} ranks", Shards::UNIT)),
+        }
+    }
+
+    /// Panels of a shard whose tiles leave as they are computed: each has a flag, and some waves of tiles.
+    fn direct_panels(&self, ranks: WorldSize) -> u32 {
+        (self.rows(ranks) / (2 * Shards::UNIT)).clamp(1, 8) as u32
+    }
+
+    /// The time where tiles leave as they are computed: of the product, or of the stores at the rate of the link, after which the last own tiles come.
+    fn time_direct<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile) -> f64 {
+        let Ok(product) = self.product(ranks) else { return f64::INFINITY };
+        let ([height, width], cluster) = tile.size();
+        let tiles = product.m.div_ceil(height * cluster) * product.n.div_ceil(width) * cluster;
+        let at_once = u64::from(rates.multiprocessors.saturating_sub(self.margin)).max(1);
+        let Some(alone) = product.predicted_whole::<T, O>(tile, at_once as u32) else { return f64::INFINITY };
+        let of_tile = alone / tiles.div_ceil(at_once).max(1) as f64;
+        (rates.beside * alone + rates.flag).max(rates.put_beside * self.wire::<T, O>(ranks, rates) + 2.0 * of_tile).max(rates.host.sequential)
     }
 
     /// The time of all copies.
@@ -164,16 +239,15 @@ impl ReduceScatterConfig {
     }
 
     /// The time by a method: the products of a rank's panels one after another, copies after each, and own rows as their parts come.
-    fn time<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, method: Method, panels: u32) -> f64 {
+    fn time<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, is_fused: bool, panels: u32) -> f64 {
         let Ok(Progress { shards, now, out, there }) = self.progress::<T, O>(ranks, rates, panels) else { return f64::INFINITY };
         let own = self.beside::<T, O>(ranks, rates, shards.extent());
-        let end = match method {
-            Method::Fused => {
-                let each = own / f64::from(shards.panels());
-                // A tile whose part is not there keeps its multiprocessor.
-                there.iter().fold(now, |now, there| now.max(*there) + each)
-            }
-            Method::Chunked | Method::Sequential => now.max(out + rates.wait) + own,
+        let end = if is_fused {
+            let each = own / f64::from(shards.panels());
+            // A tile whose part is not there keeps its multiprocessor.
+            there.iter().fold(now, |now, there| now.max(*there) + each)
+        } else {
+            now.max(out + rates.wait) + own
         };
         end.max(rates.host.sequential + 6.0 * f64::from((ranks.get() - 1) * shards.panels()))
     }
@@ -210,19 +284,18 @@ impl ReduceScatterConfig {
         Ok(Progress { shards, now, out, there })
     }
 
-    /// The tile of the kernel that adds parts to all own rows fastest.
-    fn fastest_tile<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, product: &GemmConfig) -> Option<GemmTile> {
-        let own = GemmConfig { m: self.rows(ranks), ..*product };
+    /// The tile of the kernel that computes a product of some rows fastest.
+    fn fastest_tile<T: ScatterOperands<O>, O: 'static>(&self, rates: &Rates, product: &GemmConfig) -> Option<GemmTile> {
         let tiles = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some());
         let timed =
-            tiles.filter_map(|tile| Some((tile, own.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin))?)));
+            tiles.filter_map(|tile| Some((tile, product.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin))?)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
     }
 
     /// The time of a product of so many own rows, to which parts are added: tiles of one size, however few there are.
     fn summed<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, m: u64) -> f64 {
         let Ok(product) = self.product(ranks) else { return f64::INFINITY };
-        let tile = self.fastest_tile::<T, O>(ranks, rates, &product);
+        let tile = self.fastest_tile::<T, O>(rates, &GemmConfig { m: self.rows(ranks), ..product });
         let time = |tile| GemmConfig { m, ..product }.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin));
         tile.and_then(time).map_or(f64::INFINITY, |time| rates.beside * time)
     }
@@ -247,11 +320,12 @@ struct Progress {
 
 impl fmt::Display for ScatterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, panels, tile, why, predicted } = self;
+        let Self { method, panels, tile, why, refused, predicted } = self;
         write!(f, "{method:?}: {why}\n  own rows in tiles {tile:?}, {panels} panels a rank")?;
-        let times = [(Method::Fused, predicted.fused), (Method::Sequential, predicted.sequential)];
-        let others = times.into_iter().filter(|(other, _)| other != method);
-        others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))
+        let methods = [ScatterMethod::Direct, ScatterMethod::Fused, ScatterMethod::Sequential];
+        let others = methods.into_iter().filter(|other| other != method).filter_map(|other| Some((other, predicted.of(other)?)));
+        others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))?;
+        refused.iter().try_for_each(|(method, why)| write!(f, "\n  {method:?}: refused, {why}"))
     }
 }
 
@@ -279,19 +353,23 @@ mod tests {
     }
 
     #[test]
-    fn large_products_are_fused_and_small_ones_are_in_one_panel() {
+    fn large_products_leave_tile_by_tile_and_small_ones_are_in_one_panel() {
         let choose = |m, ranks| {
             let config = ReduceScatterConfig::new(Global { m, n: 8192, k: 8192 });
             config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
         };
         for ranks in [2, 4] {
             let large = choose(8192, ranks);
-            assert!(large.method == Method::Fused && large.panels > 1, "{large}");
-            let ScatterTimes { product, wire, fused, .. } = large.predicted;
+            assert!(large.method == ScatterMethod::Direct && large.panels > 1, "{large}");
+            let ScatterTimes { product, wire, direct, fused, .. } = large.predicted;
+            assert!((product.max(wire)..1.1 * product.max(wire)).contains(&direct.unwrap()), "{large}");
             assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
+            // Shards of no whole tiles.
+            let ragged = choose(8000, ranks);
+            assert!(ragged.method == ScatterMethod::Fused && ragged.panels > 1 && ragged.predicted.direct.is_none(), "{ragged}");
             assert_eq!(choose(16, ranks).panels, 1);
         }
-        assert_eq!(choose(8192, 1).method, Method::Sequential);
+        assert_eq!(choose(8192, 1).method, ScatterMethod::Sequential);
     }
 
     #[test]
@@ -306,10 +384,9 @@ mod tests {
             refused(ReduceScatterConfig { margin: 132, ..sized }),
             "ReduceScatterConfig: a margin of 132 leaves none of 132 multiprocessors"
         );
-        let chunked = refused(ReduceScatterConfig { method: Some(Method::Chunked), ..sized });
         assert_eq!(
-            chunked,
-            "ReduceScatterConfig: own rows are one product, not chunks: take Fused or Sequential, and panels for what travels"
+            refused(ReduceScatterConfig { method: Some(ScatterMethod::Direct), ..sized }),
+            "ReduceScatterConfig: tiles cannot be stored at other ranks: 64 rows are no multiple of 256 for each of 2 ranks: take Fused or Sequential"
         );
         let scaled = refused(ReduceScatterConfig { beta: 0.5, ..sized });
         assert!(scaled.starts_with("ReduceScatterConfig: beta is 0.5 and alpha 1: what D was is a part of the sum"), "{scaled}");

@@ -4,19 +4,21 @@
 //! |---|---|
 //! | `config` | what is computed, by which method, and why |
 //! | `shards` | the rows of each member, and the panels in which they travel |
-//! | `kernels` | the kernels that add other members' parts |
+//! | `order` | the order of tiles where other members' rows leave as they are computed |
+//! | `kernels` | the kernels that add other members' parts, and store tiles at the others |
 //! | `call` | one call |
 //! | `quantized` | the same of operands that are codes and scales |
 
 mod call;
 mod config;
 mod kernels;
+mod order;
 mod quantized;
 mod shards;
 
 pub(super) use call::ScatterCall;
 pub use call::ScatteredProduct;
-pub use config::{ReduceScatterConfig, ScatterChoice, ScatterTimes};
+pub use config::{ReduceScatterConfig, ScatterChoice, ScatterMethod, ScatterTimes};
 pub use kernels::ScatterOperands;
 pub use quantized::QuantizedGemmReduceScatter;
 
@@ -28,24 +30,26 @@ use oxtile_kernels::gemm::PRESENT;
 use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
-use call::{Around, Own, Sent};
+use call::{Around, Run, Sent};
+use kernels::{Instance, Launch, Places};
+use order::TileLists;
 pub(super) use shards::Shards;
 
 use super::choice::Rates;
-use super::config::Method;
 use super::memory::{Inner, OverlapMemory, PLACES};
 use super::schedule::banded;
-use super::table::{Beside, Instance, Order, Waiting};
 use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished};
 use crate::runtime::{Bound, Buffer, Error, Loaded, Result, Stream};
+use crate::tensor::Strided;
 
 /// A product whose sum the members of a team share, and of which each gets some rows.
 ///
-/// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, which copy engines put to that one panel by panel, then those of the member
+/// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, then those of the member
 /// after it, and its own rows last. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
-/// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run, in whichever order parts arrive.
+/// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run and by every method, in whichever order parts arrive.
 ///
-/// By [`Method::Fused`] the kernel of the own rows waits for each panel before it adds it. By [`Method::Sequential`] the stream waits for all of them before that kernel.
+/// By [`ScatterMethod::Direct`] all rows are one kernel, which stores each tile of another member's rows at that one, panel by panel of all members. By [`ScatterMethod::Fused`] copy engines put panels, each the result of a product, and the kernel of the own rows waits for each panel
+/// before it adds it. By [`ScatterMethod::Sequential`] the stream waits for all of them before that kernel.
 ///
 /// 1. all ranks take an [`OverlapMemory`], and make the operation ([`new`](Self::new)), which neither waits nor meets anyone;
 /// 2. all [bind](Self::bind) it, which compares what they made;
@@ -95,13 +99,15 @@ pub struct GemmReduceScatter<T: ScatterOperands<O>, O: 'static> {
     /// What is put to other members, by target and panel. Each is memory of its own: work on one does not wait for copies of another.
     sent: Vec<(u32, u32, Buffer<O>)>,
     own: Box<dyn Instance<T, O>>,
-    runs: Vec<Run>,
+    runs: Vec<OwnRows>,
+    /// Where tiles leave as they are computed.
+    direct: Option<Direct>,
     number: u64,
     note: String,
 }
 
 /// Own rows that are one product.
-struct Run {
+struct OwnRows {
     panels: Range<u32>,
     /// Of the rank's shard.
     rows: Range<u64>,
@@ -111,17 +117,34 @@ struct Run {
     flags: Buffer<u32>,
 }
 
+/// What a kernel of all rows takes beside own ones.
+struct Direct {
+    /// The orders of the tiles that leave, and of all.
+    sent: Buffer<u32>,
+    together: Buffer<u32>,
+    /// The rank in the world of each member.
+    ranks: Buffer<u32>,
+}
+
 impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
     /// Chooses the method, loads its kernels, takes room for what is put to the others, which all operations on one memory share, and uploads the order of tiles with `stream`. Waits for no other rank.
     ///
     /// # Errors
     /// As [`ReduceScatterConfig::choose`]; [`Error::Invalid`] for memory that is too small, and on devices other than Hopper; as [`Runtime::load`](crate::Runtime::load).
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig) -> Result<Self> {
-        Self::made(memory, stream, config, false, "rows of each rank")
+        let is_contiguous = memory.0.arena.capabilities().contiguous;
+        let direct = is_contiguous.then_some(()).ok_or_else(|| "memory of the ranks does not lie in one range of addresses".to_owned());
+        Self::made(memory, stream, config, (direct, false), "rows of each rank")
     }
 
-    /// As [`new`](Self::new). Own rows may be multiplied a panel at a time. Members compare what becomes of the rows.
-    pub(super) fn made(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig, apart: bool, becomes: &str) -> Result<Self> {
+    /// As [`new`](Self::new). Tiles may leave as they are computed, or may not; own rows may be multiplied a panel at a time. Members compare what becomes of the rows.
+    pub(super) fn made(
+        memory: &OverlapMemory,
+        stream: &Stream,
+        config: ReduceScatterConfig,
+        (direct, apart): (Result<(), String>, bool),
+        becomes: &str,
+    ) -> Result<Self> {
         let inner = &memory.0;
         let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
         crate::gemm::wgmma_of(device.capability()).map_err(|why| {
@@ -129,11 +152,14 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
             Error::Invalid { what: "GemmReduceScatter::new", why }
         })?;
         memory.check_room("GemmReduceScatter::new", config.bytes::<T, O>(ranks)?)?;
-        let choice = config.choose::<T, O>(ranks, &Rates::of(&device))?;
+        let rates = Rates::of(&device);
+        let choice = config.choose_where::<T, O>(ranks, &rates, direct)?;
         let mut shards = config.shards(ranks, choice.panels);
         shards.apart = apart;
         let (product, runtime) = (config.product(ranks)?, device.runtime());
-        let foreign: Vec<_> = shards.targets(me).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel))).collect();
+        let is_direct = choice.method == ScatterMethod::Direct;
+        let foreign = shards.targets(me).filter(|_| !is_direct).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel)));
+        let foreign: Vec<_> = foreign.collect();
         let (mut panels, mut sent) = (Vec::<(u64, Gemm<T, O>)>::new(), Vec::new());
         for (number, (target, panel)) in foreign.into_iter().enumerate() {
             let rows = shards.panel(target, panel);
@@ -146,21 +172,32 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let entry = T::kernel(choice.tile, !config.transpose_b).expect("the choice is of kernels that there are");
         let own = (entry.load)(&runtime)?;
         own.prepare(&device)?;
+        let (unit, columns) = (choice.tile.size().0[0] * choice.tile.size().1, product.n.div_ceil(choice.tile.size().0[1]) as u32);
+        let at_once = rates.multiprocessors.saturating_sub(config.margin).max(1) / choice.tile.size().1.max(1) as u32;
+        let lists = is_direct.then(|| TileLists::new(&shards, me, unit, columns, at_once.max(1) as usize));
         let run = |panels: Range<u32>| {
-            let (rows, ([height, width], cluster)) = (shards.rows_of(me, &panels), choice.tile.size());
-            let tiles: Vec<_> = (0..(rows.end - rows.start).div_ceil(height * cluster) as u32).collect();
-            let tiles = Buffer::from_slice(stream, &banded(&tiles, product.n.div_ceil(width) as u32))?;
+            let rows = shards.rows_of(me, &panels);
+            let tiles = match &lists {
+                Some(lists) => lists.own.clone(),
+                None => banded(&(0..(rows.end - rows.start).div_ceil(unit) as u32).collect::<Vec<_>>(), columns),
+            };
             let flags = Buffer::from_slice(stream, &flags_of(inner, &shards, &panels, (choice.method, config.old_parts())))?;
-            Ok(Run { panels, rows, tiles, flags })
+            Ok(OwnRows { panels, rows, tiles: Buffer::from_slice(stream, &tiles)?, flags })
         };
         let runs = shards.runs(me).into_iter().map(run).collect::<Result<Vec<_>>>()?;
+        let direct = |lists: TileLists| -> Result<Direct> {
+            let ranks: Vec<u32> = inner.member.team().members().iter().map(|rank| rank.index()).collect();
+            let [sent, together] = [&lists.sent, &lists.together].map(|list| Buffer::from_slice(stream, list));
+            Ok(Direct { sent: sent?, together: together?, ranks: Buffer::from_slice(stream, &ranks)? })
+        };
+        let direct = lists.map(direct).transpose()?;
         let number = inner.next_operation();
         let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
         let ScatterChoice { method, panels: count, .. } = choice;
         let team = inner.member.team();
         let note = format!("{config:?} of {elements} into {results} by {method:?} in {team:?}, {count} panels, of {becomes}");
         inner.arena.note(&inner.operation(number), &note)?;
-        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, runs, number, note })
+        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, runs, direct, number, note })
     }
 
     /// The method, and why.
@@ -269,7 +306,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         (a, weight): (impl Fn(Range<u64>) -> DeviceView<'a, T>, DeviceView<'a, T>),
         (bias, activation): (Option<DeviceView<'a, O>>, Activation),
         rows: impl Fn(usize) -> DeviceViewMut<'a, O>,
-    ) -> Result<(Vec<Sent<'a>>, Vec<Own<'a>>)> {
+    ) -> Result<(Vec<Sent<'a>>, Vec<Run<'a, O>>)> {
         let (inner, GemmConfig { n, k, .. }) = (&self.memory.0, self.product);
         Error::check_length("GemmReduceScatter::bind, b", k * n, weight.len())?;
         if let Some(bias) = bias {
@@ -279,8 +316,8 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         inner.open(stream)?;
         let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, &a, weight)).collect::<Result<Vec<_>>>()?;
         let first = self.shards.shard(inner.member.rank().index()).start;
-        let own = |(number, run): (usize, &'a Run)| {
-            let of_a = a(first + run.rows.start..first + run.rows.end);
+        let own = |(number, run): (usize, &'a OwnRows)| {
+            let of_a = if self.direct.is_some() { a(0..self.product.m) } else { a(first + run.rows.start..first + run.rows.end) };
             let in_place = |place| {
                 let matrices = Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) };
                 self.bind_run(stream, place, (run, activation), matrices)
@@ -316,33 +353,59 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         Ok(Sent { product: product.transpose()?, bytes, target: *target, panel: *panel, at })
     }
 
-    /// The product of a run of own rows, with the parts that lie in a place.
+    /// The product of a run of own rows, with the parts that lie in a place; of all rows, if tiles leave.
     fn bind_run<'a>(
         &'a self,
         stream: &Stream,
         place: usize,
-        (run, activation): (&'a Run, Activation),
+        (run, activation): (&'a OwnRows, Activation),
         matrices: Matrices<'a, T, T, O>,
-    ) -> Result<Waiting<'a>> {
+    ) -> Result<Launch<'a, O>> {
         let (GemmConfig { n, .. }, rows) = (self.product, run.rows.end - run.rows.start);
         let ReduceScatterConfig { alpha, margin, .. } = self.config;
         let sources = self.shards.members - 1 + self.config.old_parts();
-        let config = GemmConfig { m: rows, alpha, activation, ..self.product };
-        let extent = self.shards.panel_rows() as u32;
-        let (tiles, flags) = (run.tiles.view(), run.flags.view());
-        let order = Order { tiles, flags, extent, sources, slab: 1, first: 0, margin };
+        let m = if self.direct.is_some() { self.product.m } else { rows };
+        let config = GemmConfig { m, alpha, activation, ..self.product };
         let of_source = |rows: u64| u64::from(sources) * rows * n;
-        let parts = self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows));
-        self.own.bind(stream, config, order, matrices, Beside { kept: None, input: None, parts: Some(parts) })
+        let parts = (sources > 0).then(|| self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows)));
+        let own = kernels::Own { rows, parts: (sources, parts), flags: run.flags.view(), extent: self.shards.panel_rows() as u32, margin };
+        match &self.direct {
+            Some(direct) => self.with_places(stream, place, direct, |places| self.own.bind(stream, config, own, matrices, Some(places))),
+            None => self.own.bind(stream, config, own, matrices, None),
+        }
+    }
+
+    /// The places of all ranks, as the kernel's map of them is made.
+    fn with_places<'a, R>(
+        &'a self,
+        stream: &Stream,
+        place: usize,
+        direct: &'a Direct,
+        bind: impl FnOnce(Places<'a, '_, O>) -> Result<R>,
+    ) -> Result<R> {
+        let (inner, size) = (&self.memory.0, size_of::<O>() as u64);
+        let shard = self.shards.extent();
+        // Before a capture: it copies where the others' flags lie.
+        inner.ready.signals(stream)?;
+        let all = inner.places();
+        let all = all[place].contiguous()?;
+        let (bytes, view) = (all.stride(), all.view(stream)?);
+        let layout = Strided {
+            shape: [inner.arena.world().get().into(), u64::from(self.shards.members - 1) * shard, self.product.n],
+            strides: [bytes / size, self.product.n, 1],
+        };
+        let me = inner.member.rank().index();
+        let (shard, panels) = (shard as u32, self.shards.panels());
+        bind(Places { ranks: direct.ranks.view(), all: view.cast(), layout, shard, panels, me })
     }
 }
 
-/// The flags of a [`Run`] of these panels. Parts that are no rank's are there.
-fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, (method, old_parts): (Method, u32)) -> Vec<u32> {
+/// The flags of [`OwnRows`] of these panels. Parts that are no rank's are there.
+fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, (method, old_parts): (ScatterMethod, u32)) -> Vec<u32> {
     let me = inner.member.rank().index();
     let flag = |panel: u32, source: u32| match method {
-        Method::Fused => inner.ready.index(panel, inner.world_rank(source)),
-        Method::Chunked | Method::Sequential => PRESENT,
+        ScatterMethod::Direct | ScatterMethod::Fused => inner.ready.index(panel, inner.world_rank(source)),
+        ScatterMethod::Sequential => PRESENT,
     };
     let of_panel = |panel| {
         let others = shards.sources(me).map(move |source| flag(panel, source));

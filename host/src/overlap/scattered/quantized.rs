@@ -83,7 +83,7 @@ where
         let room = memory.0.room(stream, 0, (product.n + config.rows(ranks)) * product.k)?;
         let device = stream.device();
         let casts = (F::load(&device)?, G::load(&device)?);
-        Ok(Self { scatter: GemmReduceScatter::made(memory, stream, config, false, &becomes)?, casts, room })
+        Ok(Self { scatter: GemmReduceScatter::made(memory, stream, config, (Err("codes are dequantized a panel at a time".to_owned()), false), &becomes)?, casts, room })
     }
 
     /// The method, and why.

@@ -14,15 +14,15 @@ pub(in crate::overlap) struct Shards {
     pub apart: bool,
 }
 
-/// Rows of panels are multiples of this, so that no tile of a kernel has rows of two.
-const UNIT: u64 = 256;
-
 impl Shards {
+    /// Rows of panels are multiples of this, so that no tile of a kernel has rows of two.
+    pub const UNIT: u64 = 256;
+
     /// In so many panels a shard, or fewer where there are no such.
     pub fn new(members: u32, rows: u64, panels: u32) -> Self {
         let extent = rows.div_ceil(members.into());
-        let panel = extent.div_ceil(panels.max(1).into()).next_multiple_of(UNIT);
-        Self { members, rows, panel: panel.max(UNIT), apart: false }
+        let panel = extent.div_ceil(panels.max(1).into()).next_multiple_of(Self::UNIT);
+        Self { members, rows, panel: panel.max(Self::UNIT), apart: false }
     }
 
     /// Rows of a shard.
@@ -109,7 +109,7 @@ mod tests {
                 let mut inside = 0;
                 for panel in 0..shards.panels() {
                     let rows = shards.panel(member, panel);
-                    assert!(rows.start == inside && (rows.start.is_multiple_of(UNIT) || rows.is_empty()), "{shards:?}");
+                    assert!(rows.start == inside && (rows.start.is_multiple_of(Shards::UNIT) || rows.is_empty()), "{shards:?}");
                     inside = rows.end;
                 }
                 assert_eq!(inside, shard.end - shard.start);

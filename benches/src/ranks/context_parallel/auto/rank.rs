@@ -173,7 +173,7 @@ impl<'t> Ready<'t> {
     fn round(&mut self, by: By, pass: Direction, calls: u64, gate: &Gate) -> Result<Times> {
         let stream = self.stream.clone();
         let mut bound = gate.after(DEADLINE, || self.bind(by, pass))?;
-        timed(&stream, calls, || Ok(bound.run(&stream)?))
+        timed(&stream, calls, true, || Ok(bound.run(&stream)?))
     }
 
     fn bind(&mut self, by: By, pass: Direction) -> Result<Bound<'_>> {
