@@ -246,7 +246,7 @@ impl Record {
     fn efficiency_over(&self, alone: &str, side: usize) -> Option<Interval> {
         let ranks = f64::from(self.divided.as_ref()?.ranks);
         let (alone, side) = (self.sides.iter().find(|side| side.label == alone)?, self.sides.get(side)?);
-        // One that ran once stands beside each round.
+        // One that ran once stands beside each round: the interval then leaves out how its time varies.
         let count = if alone.milliseconds.len() == 1 { side.milliseconds.len() } else { alone.milliseconds.len() };
         let alone = alone.milliseconds.iter().cycle().take(count);
         Interval::of(alone.zip(&side.milliseconds).map(|(alone, side)| alone / ranks / side))
@@ -412,6 +412,16 @@ pub(crate) mod tests {
         assert_eq!(document.share(&document.records[0], 0), None);
         assert_eq!(amax.flop_rate(0), None);
         assert_eq!(Record { flops: 400, ..amax.clone() }.flop_rate(1), Some(1e6));
+    }
+
+    #[test]
+    fn a_side_that_ran_once_stands_beside_every_round() {
+        let divided = Some(Divided { ranks: 2, alone: "peer".into(), each: None });
+        let mut record = Record { divided, ..document().records[1].clone() };
+        (record.sides[0].milliseconds, record.sides[1].milliseconds) = (vec![4.0, 2.0, 2.0], vec![8.0]);
+        assert_eq!(record.efficiency(0).unwrap().median, 2.0);
+        record.sides[1].milliseconds = vec![8.0, 4.0, 2.0];
+        assert_eq!(record.efficiency(0).unwrap().median, 1.0);
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub(super) fn scatter(world: u32, rates: &Rates, sizes: Sizes, round: f64) -> Re
     let choice = config.choose::<bf16, bf16>(ranks, rates)?;
     let calls = ((round / choice.predicted.sequential).ceil() as u64).clamp(3, 200);
     let labels = [
+        ("whole", By::Whole, ScatterMethod::Whole),
         ("direct", By::Direct, ScatterMethod::Direct),
         ("fused", By::Fused, ScatterMethod::Fused),
         ("sequential", By::Sequential, ScatterMethod::Sequential),

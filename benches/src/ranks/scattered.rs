@@ -25,6 +25,8 @@ use super::part::{Part, Room, check, times};
 pub enum By {
     /// By [`ScatterMethod::Direct`].
     Direct,
+    /// By [`ScatterMethod::Whole`].
+    Whole,
     /// By [`ScatterMethod::Fused`].
     Fused,
     /// By [`ScatterMethod::Sequential`].
@@ -43,6 +45,7 @@ impl By {
     fn method(self) -> Option<ScatterMethod> {
         match self {
             Self::Direct => Some(ScatterMethod::Direct),
+            Self::Whole => Some(ScatterMethod::Whole),
             Self::Fused => Some(ScatterMethod::Fused),
             Self::Sequential => Some(ScatterMethod::Sequential),
             Self::ProductAlone | Self::ProductThenNccl | Self::TorchFused | Self::TorchUnfused => None,

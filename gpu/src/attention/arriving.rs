@@ -7,7 +7,7 @@
 //! the bits of one device.
 //!
 //! Rows of a tile count as if each chunk were padded to whole tiles, so that no tile has rows of both chunks. Tiles are taken in the order of
-//! [`Schedule`]: the rows of the later chunk come first, and the first wave needs the first section alone.
+//! [`Schedule`]: the rows of the later chunk come first, and the first wave needs the first sections alone.
 //!
 //! No block waits for another, only for copies of other ranks. A wait that is not answered ends all later ones, and the block takes no further tile:
 //! what is stored then is garbage, and the host finds the verdict.

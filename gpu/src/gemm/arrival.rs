@@ -10,9 +10,9 @@ pub const PRESENT: u32 = u32::MAX;
 #[derive(Clone, Copy, Parameter)]
 pub struct Gathered {
     /// The tiles of a cluster in the order in which they are computed: the row in the upper 16 bits, the column in the lower ones, both counted in tiles.
-    /// Every tile is in it once. They are not checked: rows and columns beyond the matrix are loaded as zeros and not stored.
+    /// Every tile is in it once, where parts are added at most once. They are not checked: rows and columns beyond the matrix are loaded as zeros and not stored.
     pub tiles: Global<u32>,
-    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`, or of panel `j` where [parts are added](super::GemmScattered): its number as [`Waits`] counts, or [`PRESENT`].
+    /// The flag to wait for, of slab `j` and source `s` at `j * sources + s`, or of panel `j` and source `s` where [parts are added](super::GemmScattered): its number as [`Waits`] counts, or [`PRESENT`].
     pub flags: Global<u32>,
     /// The flags of the chunks.
     pub waits: Waits,

@@ -108,7 +108,19 @@ pub fn gemm_gathered<
 ) {
     let Stored { d, kept, input } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
-    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors { a, few: None, b, d, kept, input, exchanged: None, old, shape, fusion, division });
+    S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
+        a,
+        few: None,
+        b,
+        d,
+        kept,
+        input,
+        exchanged: None,
+        old,
+        shape,
+        fusion,
+        division,
+    });
 }
 
 fn grid<

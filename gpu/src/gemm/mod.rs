@@ -72,7 +72,7 @@ pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use scattered::{GEMM_SCATTERED, GemmScattered, GemmScatteredArgs};
-pub use sharing::{Away, AwayArgument};
+pub use sharing::{Away, AwayArgument, MEMBER};
 pub use split::{Split, SplitArgument};
 pub use tile_shape::{Tile64x64, Tile64x128, Tile128x128, Tile128x256, TileShape};
 

@@ -1,7 +1,7 @@
 //! Matrix multiplication whose sum ranks share, and of which each gets some rows: a product and a reduce-scatter in one launch a rank.
 //!
-//! Tiles are computed in the order of a list. Those of other ranks' rows leave as soon as they are there: TMA stores them at their owner, over the link, while the next tile is multiplied. To those of own rows what the others have
-//! stored here is [added](Shared). The rest is [`gemm`](fn@super::gemm)'s: roles, barriers and what is fused.
+//! Tiles are computed in the order of a list. Those of other ranks' rows leave as soon as they are there: TMA stores them at their owner, over the link, or where a copy engine puts them from, while the next tile is multiplied. To those of own rows what the others have
+//! brought here is [added](Shared). The rest is [`gemm`](fn@super::gemm)'s: roles, barriers and what is fused.
 //!
 //! The list is such that no rank waits in a circle: every tile that leaves comes before those own tiles of other ranks that wait for it, by its number in the lists, which are alike; all blocks are resident. With own tiles alone in the list, and no place
 //! for others, parts may come by copy engines.
@@ -24,7 +24,7 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use super::arrival::{Gathered, Present};
 use super::division::Division;
 use super::order::TileList;
-use super::sharing::{Away, Shared};
+use super::sharing::{Away, MEMBER, Shared};
 use super::split::Split;
 use super::tensors::{Exchanged, Tensors};
 use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
@@ -67,7 +67,7 @@ impl Division<2> for ByOwner {
     }
 }
 
-/// Multiplies `a`, of all rows, by `b`. `d` are the own rows of the result, `parts` what arrives here, `[sources, own rows, columns]`, and `others` what arrives at each rank of the world, `[ranks, rows, columns]`, if tiles [go away](Away).
+/// Multiplies `a`, of all rows, by `b`. `d` are the own rows of the result, `parts` what arrives here, `[sources, own rows, columns]`, and `others` where tiles [go](Away) that leave, matrices of rows of as many columns, if any do.
 #[kernel(threads = S::THREADS, grid = grid, shared = super::Shared<S, T, T, DEPTH, T, DEPTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(T = [bf16], S = [Tile128x256, Tile128x128], N_MAJOR = [false, true])]
 #[instances(T = [f16], S = [Tile128x256], N_MAJOR = [false, true])]
@@ -83,7 +83,12 @@ pub fn gemm_scattered<T: MatrixElement + StoredElement, S: TileShape, const N_MA
     gathered: Gathered,
     away: Option<Away>,
 ) {
-    const { assert!(S::WARPGROUPS * PART as u32 == S::ROWS && S::COLUMNS.is_multiple_of(S::ROWS), "warpgroups lie one above the other, and share the panels of a stage") };
+    const {
+        assert!(
+            S::WARPGROUPS * PART as u32 == S::ROWS && S::COLUMNS.is_multiple_of(S::ROWS),
+            "warpgroups lie one above the other, and share the panels of a stage"
+        )
+    };
     let division = ByOwner { gathered, away };
     // SAFETY: no element is in it. What the result was is a part, if it is added.
     let old = unsafe { GlobalMut::from_raw_parts(0, 0) };
@@ -108,13 +113,14 @@ fn grid<T: MatrixElement + StoredElement, S: TileShape, const N_MAJOR: bool>(
         LaunchError::check_limit(name, tiles, 1 << 16)?;
     }
     LaunchError::check_limit("gathered.tiles", gathered.tiles.len(), rows * columns)?;
-    LaunchError::check_at_least("others", away.is_some().into(), others.is_some().into())?;
+    LaunchError::check_at_least("away", others.is_some().into(), away.is_some().into())?;
     let own = match away {
         Some(away) => {
-            let (members, unit) = (away.ranks.len(), u64::from(S::CLUSTER * S::ROWS));
+            let (members, unit) = (away.members.len() / MEMBER, u64::from(S::CLUSTER * S::ROWS));
+            LaunchError::check_multiple("away.members", MEMBER, away.members.len())?;
             LaunchError::check_multiple("away.shard", unit, away.shard.into())?;
-            LaunchError::check_length("away.ranks", u64::from(shape.m), members * u64::from(away.shard))?;
-            LaunchError::check_at_least("away.ranks", u64::from(away.me) + 1, members)?;
+            LaunchError::check_length("away.members", u64::from(shape.m), members * u64::from(away.shard))?;
+            LaunchError::check_at_least("away.members", u64::from(away.me) + 1, members)?;
             LaunchError::check_multiple("gathered.extent", unit, gathered.extent.into())?;
             LaunchError::check_length("away.landed", members * u64::from(away.shard.div_ceil(gathered.extent)), away.landed.len())?;
             away.shard

@@ -1,10 +1,10 @@
 //! What ranks do with the tiles of a product whose sum they share: a compile-time policy of both roles of a block.
 //!
-//! Each rank has a part of the sum, and is the owner of some rows, its shard. A tile of another rank's rows leaves: it is stored at its owner, rounded, in the place of this rank's part there. To a tile of own rows the parts of
-//! other ranks are added, in `f32` and in the order of their sources.
+//! Each rank has a part of the sum, and is the owner of some rows, its shard. A tile of another rank's rows leaves: it is stored, rounded, at its owner in the place of this rank's part, or in memory of this rank from which a copy engine puts
+//! panels. To a tile of own rows the parts of other ranks are added, in `f32` and in the order of their sources.
 //!
 //! Parts arrive in panels of rows, with a flag for each panel and source. The thread that loads operands waits for the flags of a tile's panels and loads the tile's parts into the ring, after its operands: they are there when the
-//! product is. Warpgroups whose tiles of a panel have left count them when they have landed. The last one sets the owner's flag.
+//! product is. Warpgroups whose tiles of a panel have left count them when they have landed. The last one sets the panel's flag.
 
 use oxtile_tile::arrivals::{Arrivals, Signals};
 use oxtile_tile::prelude::*;
@@ -15,6 +15,8 @@ use super::{PART, Shape};
 
 /// Stands for no panel.
 const NONE: u32 = u32::MAX;
+/// Words of a member in [`Away::members`].
+pub const MEMBER: u64 = 4;
 
 /// What a thread of a block does with tiles.
 pub trait Sharing {
@@ -30,7 +32,7 @@ pub trait Sharing {
     /// Waits for all parts of so many own rows, from `row` on: so do bulk copies that this thread issues after it.
     fn wait(&mut self, row: u32, rows: u32);
 
-    /// Where the part of another rank's row lies: the rank in the world, and the row in its place.
+    /// Where another rank's row goes: the matrix of the map, and the row there.
     fn place(&self, row: u32) -> [u32; 2];
 
     /// Says that a warpgroup's tile from this row on has left. All of its threads call it.
@@ -75,13 +77,13 @@ impl Sharing for Whole {
 #[derive(Clone, Copy, Parameter)]
 #[parameter(optional)]
 pub struct Away {
-    /// The rank in the world of each member of the team.
-    pub ranks: Global<u32>,
+    /// Of each member of the team: the matrix that its rows go to, the row there of its first one, the rank in the world at which the flags of its panels are set, and the first of these.
+    pub members: Global<u32>,
     /// How many warpgroups' tiles of each panel have landed, `[members, panels]`: 0 before the launch and after it.
     pub landed: GlobalMut<u32>,
     /// The flags of this rank at every rank.
     pub signals: Signals,
-    /// The flag of the first panel of a shard, as [`Signals`] counts; those of the others follow.
+    /// The number of flag 0 of all members, as [`Signals`] counts.
     pub flag: u32,
     /// Rows of a shard: a multiple of those of a cluster's tile.
     pub shard: u32,
@@ -147,11 +149,9 @@ impl Sharing for Shared {
 
     #[inline(always)]
     fn place(&self, row: u32) -> [u32; 2] {
-        let Some(Away { ranks, shard, me, .. }) = self.away else { return [0, row] };
-        let (member, in_shard) = (row / shard.max(1), row % shard.max(1));
-        // The owner has no part of its own.
-        let source = if me < member { me } else { me.saturating_sub(1) };
-        [ranks.load(member.into()), source * shard + in_shard]
+        let Some(Away { members, shard, .. }) = self.away else { return [0, row] };
+        let member = u64::from(row / shard.max(1)) * MEMBER;
+        [members.load(member), members.load(member + 1) + row % shard.max(1)]
     }
 
     #[inline(always)]
@@ -163,18 +163,18 @@ impl Sharing for Shared {
 
     #[inline(always)]
     fn land(&mut self) {
-        if let Some(Away { ranks, landed, signals, flag, .. }) = self.away
+        if let Some(Away { members, landed, signals, flag, .. }) = self.away
             && self.leaving != NONE
         {
             if warpgroup::is_leader() {
                 pipeline::wait_stores::<0>();
                 let (panels, extent) = (self.panels().max(1), self.gathered.extent);
-                let (member, panel) = (self.leaving / panels, self.leaving % panels);
+                let (member, panel) = (u64::from(self.leaving / panels) * MEMBER, self.leaving % panels);
                 // Shards are whole tiles.
                 let tiles = extent.min(self.rows - panel * extent).div_ceil(PART as u32) * self.columns;
                 if atomic::take_ticket(&landed, self.leaving.into()) + 1 == tiles {
                     landed.store(self.leaving.into(), 0);
-                    signals.set(ranks.load(member.into()), flag + panel);
+                    signals.set(members.load(member + 2), flag + members.load(member + 3) + panel);
                 }
             }
             self.leaving = NONE;

@@ -13,7 +13,7 @@ use super::{FEW, Fusion, PART, Shape};
 pub struct Exchanged<O: Pod, const WIDTH: usize> {
     /// What has arrived here, `[sources, own rows, columns]`.
     pub parts: Option<TensorMap<O, PART, WIDTH, Swizzle128, 3>>,
-    /// What arrives at each rank, `[ranks, rows, columns]`.
+    /// Where the rows of others go, `[matrices, rows, columns]`.
     pub others: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, 3>>,
 }
 

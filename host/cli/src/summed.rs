@@ -32,6 +32,7 @@ pub struct Report {
 #[derive(Debug, Serialize)]
 struct Predicted {
     /// Of a reduce-scatter.
+    whole: Option<f64>,
     direct: Option<f64>,
     fused: Option<f64>,
     sequential: Option<f64>,
@@ -53,12 +54,26 @@ pub fn run(request: &Overlap) -> oxtile::Result<Report> {
         let choice = reduce.choose::<bf16, bf16>(world, &Rates::H200)?;
         let AllReduceTimes { product, wire, fused, sequential, one_shot } = choice.predicted;
         let refused = choice.refused.into_iter().map(|(method, why)| Refusal { method: name_of(method), why }).collect();
-        (name_of(choice.method), choice.why, choice.panels, Predicted { direct: None, fused, sequential, one_shot, product, wire }, refused)
+        (
+            name_of(choice.method),
+            choice.why,
+            choice.panels,
+            Predicted { whole: None, direct: None, fused, sequential, one_shot, product, wire },
+            refused,
+        )
     } else {
         let choice = config.choose::<bf16, bf16>(world, &Rates::H200)?;
         let times = choice.predicted;
         let (fused, sequential) = (Some(times.fused), Some(times.sequential));
-        let predicted = Predicted { direct: times.direct, fused, sequential, one_shot: None, product: times.product, wire: times.wire };
+        let predicted = Predicted {
+            whole: times.whole,
+            direct: times.direct,
+            fused,
+            sequential,
+            one_shot: None,
+            product: times.product,
+            wire: times.wire,
+        };
         let refused = choice.refused.into_iter().map(|(method, why)| Refusal { method: name_of_scatter(method), why }).collect();
         (name_of_scatter(choice.method), choice.why, choice.panels, predicted, refused)
     };
@@ -81,6 +96,7 @@ pub fn run(request: &Overlap) -> oxtile::Result<Report> {
 
 fn name_of_scatter(method: ScatterMethod) -> &'static str {
     match method {
+        ScatterMethod::Whole => "whole",
         ScatterMethod::Direct => "direct",
         ScatterMethod::Fused => name(Method::Fused),
         ScatterMethod::Sequential => name(Method::Sequential),
@@ -100,8 +116,8 @@ impl fmt::Display for Report {
         let Self { operation, ranks, product, local, method, why, panels, predicted, refused, .. } = self;
         writeln!(f, "product  {product} over {ranks} ranks, {local} on each, then {operation}; bf16, rates of H200s")?;
         writeln!(f, "method   {method}: {why}\ncopies   {panels} panels a rank\n\nus, predicted")?;
-        let Predicted { direct, fused, sequential, one_shot, .. } = *predicted;
-        let times = [("direct", direct), ("fused", fused), ("sequential", sequential), ("one_shot", one_shot)];
+        let Predicted { whole, direct, fused, sequential, one_shot, .. } = *predicted;
+        let times = [("whole", whole), ("direct", direct), ("fused", fused), ("sequential", sequential), ("one_shot", one_shot)];
         for (name, time) in times.into_iter().filter_map(|(name, time)| Some((name, time?))) {
             writeln!(f, "{name:<14} {time:>10.1}{}", if name == *method { "  chosen" } else { "" })?;
         }

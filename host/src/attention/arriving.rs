@@ -67,7 +67,7 @@ pub(crate) struct ArrivingChunks<'a> {
     pub rows: u64,
     /// The numbers of the rank's chunks.
     pub own: [u64; 2],
-    /// Key heads of the first section.
+    /// Key heads of a section.
     pub section: u32,
     /// A flag for each section and chunk.
     pub flags: DeviceView<'a, u32>,

@@ -261,7 +261,7 @@ where
     let ArrivingPlaces::Chunks(arriving) = places else {
         return Err(Error::Invalid { what: "ContextParallel, fused", why: "kernels of dense tensors have packed sequences".to_owned() });
     };
-    let ArrivingChunks { rows: chunk, own, section: first_section, flags, own_apart } = arriving;
+    let ArrivingChunks { rows: chunk, own, section: arriving_section, flags, own_apart } = arriving;
     let [batches, rows, heads, _] = q.shape();
     let key_heads = own_k.shape()[2];
     let [out, grad_out] = results;
@@ -313,7 +313,7 @@ where
             mask,
             missing,
             visited: VisitedArgument { first: visited.first, count: visited.count, hidden: visited.hidden },
-            arriving: ArrivingKeysArgument { chunk, padded: chunk, first, second, section: first_section, flags, waits, own_apart },
+            arriving: ArrivingKeysArgument { chunk, padded: chunk, first, second, section: arriving_section, flags, waits, own_apart },
             order: KeyOrderArgument { counter, section, ordered: true },
             scores,
             grad_scale: scale,

@@ -340,8 +340,7 @@ pub(super) fn check_captures(stream: &Stream, comm: &Stream) -> Result<()> {
         (None, None) => Ok(()),
         (Some(one), Some(other)) if Arc::ptr_eq(&one, &other) => Ok(()),
         _ => {
-            let why =
-                "one of the stream and the stream that carries keys is being captured: name ContextParallel::streams in Graph::capture too";
+            let why = "one of the stream and those that carry keys is being captured: name ContextParallel::streams in Graph::capture too";
             Err(Error::Invalid { what: "ContextParallel", why: why.to_owned() })
         }
     }

@@ -7,7 +7,7 @@
 //! | FREE | a rank, at each owner whose keys it reads | its kernel has read them: the next pass may put there |
 //! | GIVEN | a rank, at each of these | its gradients of the owner's keys are in its slot there |
 //!
-//! Sections are of key heads, counted over all batches: the first tiles need the first section alone. What a mask or a window hides is not sent ([`Pieces`]): under a causal mask, of two
+//! Sections are of key heads, counted over all batches: the first tiles need the first sections alone. What a mask or a window hides is not sent ([`Pieces`]): under a causal mask, of two
 //! ranks, the one with the lower number alone reads the second chunk of the other. Ranks that read nothing of each other have none of these flags for each other. Of packed sequences the device alone
 //! knows where chunks lie: all keys of a rank are put as they lie there, at those of the ranks before, and the kernel finds them.
 //!
@@ -40,6 +40,9 @@ use crate::thd::{Packed, Partition, Share, StepKeys};
 use oxtile_kernels::attention::{MOST_KEY_BLOCKS, PRESENT};
 use oxtile_tile::launch::DeviceView;
 
+/// The most streams that carry keys, of those of a device, which share a few hardware queues.
+const OUTS: usize = 3;
+
 /// Memory of a rank for the forward pass of one shape.
 pub(super) struct Fused<T: ContextElement> {
     pub(super) config: ContextParallelConfig,
@@ -66,8 +69,10 @@ pub(super) struct Fused<T: ContextElement> {
     pub(super) free: Flags,
     /// The flag of each section and chunk.
     table: Buffer<u32>,
-    /// The ranks that read keys of this one, in the order in which it puts: no two ranks begin with the same. A stream carries the keys of each, so that what a copy and a flag take beside bytes is spent on all at once.
-    pub(super) turns: Vec<(Rank, Stream)>,
+    /// The ranks that read keys of this one, in the order in which it puts: no two ranks begin with the same.
+    turns: Vec<Rank>,
+    /// The streams that carry keys to them by turns: what a copy and a flag take beside bytes is spent on all at once.
+    outs: Vec<Stream>,
     is_open: Mutex<bool>,
 }
 
@@ -148,8 +153,8 @@ impl<T: ContextElement> Fused<T> {
         largest.prepare(&device)?;
         let (me, ranks) = (share.rank, share.world.get());
         let turns = (1..ranks).filter_map(|step| Rank::new((me.index() + ranks - step) % ranks, share.world));
-        let turns = turns.filter(|reader| pieces.reads(*reader, me)).map(|reader| Ok((reader, device.urgent_stream()?)));
-        let turns = turns.collect::<Result<_>>()?;
+        let turns: Vec<Rank> = turns.filter(|reader| pieces.reads(*reader, me)).collect();
+        let outs = (0..turns.len().min(OUTS)).map(|_| device.urgent_stream()).collect::<Result<_>>()?;
         let (arena, member) = (arena.clone(), member.clone());
         let (gathered, is_open) = (Mutex::new(gathered), Mutex::default());
         Ok(Self {
@@ -170,6 +175,7 @@ impl<T: ContextElement> Fused<T> {
             free,
             table,
             turns,
+            outs,
             is_open,
         })
     }
@@ -201,7 +207,12 @@ impl<T: ContextElement> Fused<T> {
 
     /// The streams that carry keys.
     pub fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.turns.iter().map(|(_, out)| out)
+        self.outs.iter()
+    }
+
+    /// The ranks that keys are put to, each with its stream.
+    pub(super) fn turns(&self) -> impl Iterator<Item = (Rank, &Stream)> {
+        self.turns.iter().copied().zip(self.outs.iter().cycle())
     }
 
     /// The kernel of a pass.

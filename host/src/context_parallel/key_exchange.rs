@@ -6,7 +6,7 @@
 //! outs 1   take FREE, put sections of group 1                  |
 //! ```
 //!
-//! There is a stream for each rank that keys are put to.
+//! Streams carry keys to the ranks by turns.
 //!
 //! A pass over all heads is one group. The groups of a capped one take turns in two places: the keys of a group travel while the one before it is attended to.
 
@@ -121,14 +121,14 @@ impl<T: ContextElement> Fused<T> {
     /// Puts own keys at the others, a section at all of them before the next one, and sets its flag.
     fn put(&self, gathered: &[SymmetricBuffer<T>; 2], own: [Heads<'_, T>; 2]) -> Result<()> {
         let me = self.local.share.rank;
-        for (section, (to, out)) in (0..self.sections.count()).flat_map(|section| self.turns.iter().map(move |turn| (section, turn))) {
-            let there = world_rank(&self.member, *to);
+        for (section, (to, out)) in (0..self.sections.count()).flat_map(|section| self.turns().map(move |turn| (section, turn))) {
+            let there = world_rank(&self.member, to);
             if section == 0 {
                 self.arena.batch(out).take_back(&self.free, 0, there)?.enqueue()?;
             }
             for (tensor, all) in own.iter().zip(gathered) {
                 let rows: Vec<_> =
-                    self.pieces.seen(me, *to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
+                    self.pieces.seen(me, to).flat_map(|piece| self.pieces.copies(tensor, piece, self.sections.heads(section))).collect();
                 all.put_rows_each(out, tensor.view(), there, &rows)?;
             }
             self.arena.batch(out).set(&self.ready, section, there)?.enqueue()?;

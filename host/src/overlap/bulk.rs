@@ -22,7 +22,7 @@ use super::call::GatheredProduct;
 use super::choice::Rates;
 use super::config::AllGatherConfig;
 use super::memory::{Begun, Inner};
-use super::scattered::{ReduceScatterConfig, ScatterCall, ScatterOperands};
+use super::scattered::{ReduceScatterConfig, ScatterCall, ScatterMethod, ScatterOperands};
 use super::table::GatherOperands;
 use crate::comm::WorldSize;
 use crate::runtime::{Result, Stream};
@@ -166,9 +166,11 @@ impl BulkChoice {
         }
         let others = f64::from(ranks.get() - 1);
         let (own, parts) = (scatter.predicted.product * rates.beside / f64::from(ranks.get()), others * f64::from(scatter.panels));
-        // Other members' rows, which travel after what is gathered, and the last of which after all are multiplied.
-        let sent = others * own;
-        let out = (predicted.wire + scatter.predicted.wire).max(sent + rates.wait + scatter.predicted.wire / parts);
+        // Other members' rows, which travel after what is gathered, and the last of which after all are multiplied; or with it, stored by the kernel that multiplies them.
+        let both = predicted.wire + scatter.predicted.wire;
+        let is_direct = scatter.method == ScatterMethod::Direct;
+        let sent = if is_direct { both.max(others * own) } else { others * own };
+        let out = if is_direct { sent } else { both.max(sent + rates.wait + scatter.predicted.wire / parts) };
         // Then the product of what was gathered, and own rows.
         let multiplied = sent.max(predicted.wire + rates.wait) + predicted.product * rates.beside;
         let bulk = (multiplied.max(out + rates.wait) + own).max(rates.host.sequential * 2.0);

@@ -95,6 +95,16 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
+    /// As [`take_back`](Self::take_back) of a flag that a kernel of this rank sets. It names no rank where a deadline is over: the kernel waits for others.
+    #[track_caller]
+    pub(crate) fn take_own(mut self, flags: &Flags, flag: u32) -> Result<Self> {
+        let me = self.arena.rank();
+        let (wait, expected) = self.arena.0.wait(flags.channel(flag)?, me, SET, Location::caller())?;
+        self.operations.push(Operation::Word(wait, None));
+        self.operations.push(Operation::Word(self.arena.0.reset(expected.word, Location::caller()), None));
+        Ok(self)
+    }
+
     /// Later work of the stream waits until `from` has set its flag `flag` here, which stays set: [clear](Self::clear) it after the last that waits for it.
     ///
     /// # Errors

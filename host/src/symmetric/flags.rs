@@ -12,6 +12,7 @@ use super::layout::Item;
 use super::signal::{Channel, Epoch};
 use crate::comm::Rank;
 use crate::runtime::{Buffer, Error, Result, Stream};
+use crate::tensor::{Uploaded, Uploads};
 
 /// Flags of 0 and 1 that order streams and kernels of all ranks: of each number, on every rank, one for each rank that sets it. Made by [`Arena::flags`].
 ///
@@ -39,7 +40,7 @@ pub struct Flags {
     /// All words of signals of this rank.
     lines: Buffer<u64>,
     /// Address and length of every rank's, made when first needed.
-    table: OnceLock<(Vec<u64>, Buffer<u64>)>,
+    table: OnceLock<(Vec<u64>, Uploaded)>,
 }
 
 /// The value of a flag that is set, as a wait's epoch.
@@ -133,7 +134,7 @@ impl Flags {
         Ok(WaitsArgument { lines, first, patience })
     }
 
-    /// What kernels on `stream` take that set flags of this rank. The first call meets all ranks and uploads where their flags lie.
+    /// What kernels on `stream` take that set flags of this rank. The first call meets all ranks, and copies where their flags lie in stream order.
     ///
     /// # Errors
     /// [`Error::NotCapturable`] for a first call in a graph; as [`Arena::signal`].
@@ -145,7 +146,10 @@ impl Flags {
         if self.table.get().is_none() {
             stream.0.refuse_capture("the table of the ranks' flags", "call Flags::signals once before the graph is captured")?;
             let entries: Vec<u64> = bases.iter().flat_map(|base| [*base, self.lines.len()]).collect();
-            let table = (bases, Buffer::from_slice(stream, &entries)?);
+            // Not by a copy that the host waits for: work before it may wait for other ranks.
+            let mut uploads = Uploads::default();
+            let table = (bases, uploads.add(&entries));
+            uploads.copy(stream)?;
             // Another thread may have been faster, with the same table.
             let _ = self.table.set(table);
         }

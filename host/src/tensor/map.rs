@@ -27,27 +27,29 @@ pub struct TensorMapMut<'a, T, const ROWS: usize, const COLUMNS: usize, S = Line
 /// A map apart from its tensor, which each launch lends anew.
 pub(crate) struct DetachedMap<T, const ROWS: usize, const COLUMNS: usize, S, const RANK: usize> {
     encoded: Uploaded,
-    address: u64,
+    /// The address and the number of elements of the tensor's view.
+    view: (u64, u64),
     element: PhantomData<fn() -> (T, S)>,
 }
 
 impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize> DetachedMap<T, ROWS, COLUMNS, S, RANK> {
     /// As [`TensorMap::with`].
     pub fn with(uploads: &mut Uploads, stream: &Stream, tensor: DeviceView<'_, T>, layout: impl MapLayout<RANK>) -> Result<Self> {
-        let TensorMap::<'_, T, ROWS, COLUMNS, S, RANK> { encoded, tensor, .. } = TensorMap::with(uploads, stream, tensor, layout)?;
-        Ok(Self { encoded, address: tensor.address, element: PhantomData })
+        let view = (tensor.address(), tensor.len());
+        let TensorMap::<'_, T, ROWS, COLUMNS, S, RANK> { encoded, .. } = TensorMap::with(uploads, stream, tensor, layout)?;
+        Ok(Self { encoded, view, element: PhantomData })
     }
 
-    /// Lends it, with a view from the tensor's first element on.
+    /// Lends it, with the same view again.
     pub fn of<'v>(&'v self, tensor: DeviceView<'v, T>) -> DeviceTensorMap<'v, T, ROWS, COLUMNS, S, RANK> {
-        assert_eq!(tensor.address(), self.address, "the map is of this tensor");
+        assert_eq!((tensor.address(), tensor.len()), self.view, "the map is of this tensor");
         // SAFETY: `encode` made the map of a tensor at this address, which is lent; device allocations are 256-byte aligned.
         unsafe { DeviceTensorMap::from_raw(self.encoded.view().access("map"), tensor.access("tensor")) }
     }
 
     /// The same, to be written.
     pub fn of_mut<'v>(&'v self, tensor: DeviceViewMut<'v, T>) -> DeviceTensorMapMut<'v, T, ROWS, COLUMNS, S, RANK> {
-        assert_eq!(tensor.address(), self.address, "the map is of this tensor");
+        assert_eq!((tensor.address(), tensor.len()), self.view, "the map is of this tensor");
         // SAFETY: as `of`; the view was the only one.
         unsafe { DeviceTensorMapMut::from_raw(self.encoded.view().access("map"), tensor.access("tensor")) }
     }

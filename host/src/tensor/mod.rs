@@ -19,4 +19,4 @@ pub(crate) use map::{DetachedMap, MapLayout};
 pub use map::{GroupRows, SequenceRows, Strided, TensorMap, TensorMapMut};
 pub use table::DeviceTable;
 pub(crate) use table::upload;
-pub(crate) use uploads::{UploadedArray, Uploads};
+pub(crate) use uploads::{Uploaded, UploadedArray, Uploads};

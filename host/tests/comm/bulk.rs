@@ -6,7 +6,9 @@ use half::bf16 as Half;
 use oxtile::comm::{EmulatedCommunicator, WorldSize};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Method, ReduceScatterConfig, ScatterMethod, ScatteredProduct};
+use oxtile::overlap::{
+    AllGatherConfig, AllGatherGemm, GatheredProduct, GemmReduceScatter, Method, ReduceScatterConfig, ScatterMethod, ScatteredProduct,
+};
 use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, EmulatedOptions, Error, Graph, Loaded, PinnedBuffer, Result, Stream};
 use oxtile_tile::launch::DeviceView;
@@ -232,6 +234,7 @@ fn what_is_begun_together_has_the_bits_of_calls_apart() {
         (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(ScatterMethod::Fused, 2, [600, 16, 32])),
         (3, by(Method::Chunked, None, [100, 24, 72]), config(ScatterMethod::Fused, 1, [70, 24, 72])),
         (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(ScatterMethod::Direct, 2, [1024, 16, 32])),
+        (2, by(Method::Fused, Some(cut(1, 2)), [70, 32, 136]), config(ScatterMethod::Whole, 2, [1024, 16, 32])),
         // Shards of 3, 3, 3 and 0 rows, of both.
         (4, by(Method::Sequential, None, [9, 32, 64]), config(ScatterMethod::Fused, 1, [9, 16, 64])),
     ];

@@ -36,7 +36,7 @@ fn every_size_of_heads() {
     let sizes = [(8, None), (64, None), (72, Some(64)), (128, None), (192, Some(128)), (256, None)];
     let cases = sizes.into_iter().flat_map(|(head_size, value_size)| {
         [Mask::Full, Mask::CausalBottomRight].into_iter().flat_map(move |mask| {
-            // Rows of 4 heads of 128 elements are long enough for a section; so 6 heads are two sections there.
+            // Two sections.
             let heads = if head_size <= 128 { 6 } else { 2 };
             let config = AttentionConfig { head_size, value_size, mask, heads, key_heads: heads, ..BASE };
             [(2, 36), (2, 512), (3, 60)]

@@ -13,9 +13,9 @@ use oxtile::symmetric::ArenaOptions;
 use oxtile::{Buffer, Graph, Result, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
-use crate::scattered::beside;
 use crate::arenas::Arenas;
 use crate::overlap_calls::Ranks;
+use crate::scattered::beside;
 use crate::support::seeds;
 use crate::whole_product::{Number, Part, Whole, gelu, share, slope};
 
@@ -176,7 +176,7 @@ impl Case {
             alpha: ALPHA,
             beta: self.beta,
             activation: self.activation,
-            method: Some(if self.leaves() { ScatterMethod::Direct } else { beside(self.method) }),
+            method: Some(if self.leaves() { ScatterMethod::Whole } else { beside(self.method) }),
             panels: Some(2),
             ..ReduceScatterConfig::new(self.sizes)
         };

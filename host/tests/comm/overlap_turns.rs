@@ -36,7 +36,8 @@ fn many_gathers_run_ahead() -> Result<()> {
 fn many_scatters_run_ahead() -> Result<()> {
     for seed in 0..seeds() / 8 {
         let method = [Method::Sequential, Method::Fused][seed as usize % 2];
-        let case = scattered::Case { ranks: 2, config: scattered::config(scattered::beside(method), 1, [16, 16, 32]), calls: Calls::Eager, seed };
+        let case =
+            scattered::Case { ranks: 2, config: scattered::config(scattered::beside(method), 1, [16, 16, 32]), calls: Calls::Eager, seed };
         case.run_rounds(24)?;
     }
     Ok(())

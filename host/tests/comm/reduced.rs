@@ -59,7 +59,8 @@ impl Case {
     /// The same product, whose rows are scattered.
     fn scattered(&self) -> scattered::Case {
         let AllReduceConfig { sizes, transpose_b, alpha, activation, panels, margin, .. } = self.config;
-        let config = ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(ScatterMethod::Fused), panels, margin };
+        let config =
+            ReduceScatterConfig { sizes, transpose_b, alpha, beta: 0.0, activation, method: Some(ScatterMethod::Fused), panels, margin };
         scattered::Case { ranks: self.ranks, config, calls: self.calls, seed: self.seed }
     }
 

@@ -168,7 +168,11 @@ fn every_format_and_method_has_the_bits_of_the_dequantized_operands() {
     run::<Nvfp4Format, Nvfp4Format>(1, config(ScatterMethod::Sequential, 1, [40, 16, 80]), &all[1..]);
     run::<Mxfp8Format, Mxfp8Format>(2, config(ScatterMethod::Sequential, 1, [70, 32, 144]), &all);
     // Two panels of a shard, the second shorter.
-    run::<Nvfp4Format, Mxfp8Format>(2, ReduceScatterConfig { alpha: 0.75, ..config(ScatterMethod::Sequential, 2, [600, 16, 32]) }, &all[1..2]);
+    run::<Nvfp4Format, Mxfp8Format>(
+        2,
+        ReduceScatterConfig { alpha: 0.75, ..config(ScatterMethod::Sequential, 2, [600, 16, 32]) },
+        &all[1..2],
+    );
     run::<Nvfp4Format, Nvfp4Format>(2, transposed(config(ScatterMethod::Fused, 1, [69, 24, 160])), &all[1..]);
     run::<Mxfp8Format, Nvfp4Format>(3, transposed(config(ScatterMethod::Sequential, 1, [50, 24, 144])), &all[..1]);
     run::<Mxfp8Format, Mxfp8Format>(3, config(ScatterMethod::Fused, 1, [50, 16, 120]), &all[2..]);
@@ -272,7 +276,7 @@ fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     let ragged = refused(case.config);
     assert!(ragged.contains("72 columns are not a multiple of 16: pad them"), "{ragged}");
     let direct = refused(config(ScatterMethod::Direct, 1, [512, 16, 80]));
-    assert!(direct.contains("codes are dequantized a panel at a time: take Fused or Sequential"), "{direct}");
+    assert!(direct.contains("Direct is not to be had: codes are dequantized a panel at a time: take Fused or Sequential"), "{direct}");
     let mut side = Side::<Mxfp8Format, Mxfp8Format>::new(&ranks, 0, &case)?;
     side.weight.direction = Direction::Columns;
     let columns = side.bind(stream, false).err().expect("it is refused").to_string();

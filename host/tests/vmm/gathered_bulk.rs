@@ -25,9 +25,11 @@ pub fn compare(side: &Side) -> Result<()> {
         pair(side, by(method, Some(cut(1, 1)), [700, 64 * world, 512]), ReduceScatterConfig { method: scattered, ..scatters })?;
     }
     if world > 1 {
-        let scatters = ReduceScatterConfig::new(Global { m: 1024 * world, n: 640, k: 64 * world });
-        let scatters = ReduceScatterConfig { method: Some(ScatterMethod::Direct), panels: Some(2), ..scatters };
-        pair(side, by(Method::Fused, Some(cut(1, 1)), [700, 64 * world, 512]), scatters)?;
+        let scatters = ReduceScatterConfig::new(Global { m: 512 * world, n: 128, k: 64 * world });
+        for method in [ScatterMethod::Direct, ScatterMethod::Whole] {
+            let scatters = ReduceScatterConfig { method: Some(method), panels: Some(2), ..scatters };
+            pair(side, by(Method::Fused, Some(cut(1, 1)), [700, 64 * world, 512]), scatters)?;
+        }
     }
     Ok(())
 }

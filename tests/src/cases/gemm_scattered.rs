@@ -141,7 +141,9 @@ where
     let a = TensorMap::new(compute, a.view(), [u64::from(members) * m, k])?;
     let b = TensorMap::new(compute, b.view(), if N_MAJOR { [k, n] } else { [n, k] })?;
     let mut map = TensorMapMut::new(compute, d.view_mut(), [m, n])?;
-    let (ranks, mut landed) = (Buffer::from_slice(compute, &[0_u32, 0])?, Buffer::<u32>::zeros(compute, u64::from(2 * panels))?);
+    // The other member's rows go to the first matrix, from its first row on, and set flags of this rank.
+    let to = Buffer::from_slice(compute, &[0_u32; 8])?;
+    let mut landed = Buffer::<u32>::zeros(compute, u64::from(2 * panels))?;
     let signals = flags.signals(compute)?;
     let peer = there.peer(me)?;
     let map_of_parts = TensorMap::new(compute, there.local().view().slice(0, u64::from(sources) * m * n), [u64::from(sources), m, n]);
@@ -164,14 +166,8 @@ where
     }
     let waits = flags.waits(compute, &awaited)?;
     let [m32, n32, k32] = job.shape;
-    let away = AwayArgument {
-        ranks: ranks.view(),
-        landed: landed.view_mut(),
-        signals: signals.argument(),
-        flag: of_parts,
-        shard: m32,
-        me: 1,
-    };
+    let away =
+        AwayArgument { members: to.view(), landed: landed.view_mut(), signals: signals.argument(), flag: of_parts, shard: m32, me: 1 };
     kernel.launch(
         compute,
         GemmScatteredArgs {

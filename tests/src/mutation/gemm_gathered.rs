@@ -38,7 +38,8 @@ pub fn wrong_flags() -> Result<(), String> {
         let by_rows =
             [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("rows", listed, by_rows::<ByRows>(&device(), listed)));
         let by_sum = [Listed::NoWait, Listed::NextSource].map(|listed| ("sum", listed, by_sum(&device(), listed)));
-        let parts = [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("parts", listed, gemm_scattered::summing(&device(), listed)));
+        let parts = [Listed::NoWait, Listed::NextSource, Listed::NextSlab]
+            .map(|listed| ("parts", listed, gemm_scattered::summing(&device(), listed)));
         for (what, listed, outcome) in by_rows.into_iter().chain(by_sum).chain(parts) {
             match outcome {
                 Err(Outcome::Faulted(_)) => {}

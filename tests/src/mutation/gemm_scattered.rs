@@ -116,14 +116,18 @@ fn leaving(device: &Device) -> Result<Vec<u32>, Outcome> {
     let places_map = map_of_places(device, &places, [RANKS, ROWS, N], ROWS * N);
     let part_of = |rank: u64| Elements::<bf16> { address: places.address + 2 * rank * ROWS * N, length: ROWS * N, element: PhantomData };
     let lines = [0, 1].map(|_| device.upload::<u64>("lines", &vec![0; 2 * LINE as usize * 3]));
-    let ranks = device.upload::<u32>("ranks", &[0, 1]);
-    let entries: Vec<u32> = lines.iter().flat_map(|of| [of.address, of.length]).flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
+    // The place of each rank, from its first row on, and its flags from number 0 on.
+    let members = device.upload::<u32>("members", &[0, 0, 0, 0, 1, 0, 1, 0]);
+    let entries: Vec<u32> =
+        lines.iter().flat_map(|of| [of.address, of.length]).flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
     let all_lines = device.upload::<u64>("all lines", &entries);
     // SAFETY: flags alone lie in the lines.
     let flags: [BufferAccess<'_>; 2] = unsafe { lines.each_ref().map(|lines| DeviceFlags::new(lines.view()).access("lines")) };
     // The other's rows, a whole tile last, then the own ones.
-    let lists = [[0x1_0002, 0x1_0000, 0x1_0001, 0, 1, 2], [2, 0, 1, 0x1_0000, 0x1_0001, 0x1_0002]].map(|list| device.upload::<u32>("tiles", &list));
-    let maps = sides.each_ref().map(|of| [map(device, &of.a, [RANKS * ROWS, K]), map(device, &of.b, [N, K]), map(device, &of.d, [ROWS, N])]);
+    let lists =
+        [[0x1_0002, 0x1_0000, 0x1_0001, 0, 1, 2], [2, 0, 1, 0x1_0000, 0x1_0001, 0x1_0002]].map(|list| device.upload::<u32>("tiles", &list));
+    let maps =
+        sides.each_ref().map(|of| [map(device, &of.a, [RANKS * ROWS, K]), map(device, &of.b, [N, K]), map(device, &of.d, [ROWS, N])]);
     let parts = [part_of(0), part_of(1)];
     let part_maps = parts.each_ref().map(|part| map_of_places(device, part, [1, ROWS, N], ROWS * N));
     // The part of the other rank has its flag.
@@ -151,9 +155,13 @@ fn leaving(device: &Device) -> Result<Vec<u32>, Outcome> {
                     margin: 0,
                 },
                 away: Some(AwayArgument {
-                    ranks: ranks.view(),
+                    members: members.view(),
                     landed: landed.view_mut(),
-                    signals: SignalsArgument { lines: DeviceTable::from_raw(all_lines.view(), &flags), first: 1 + me, stride: RANKS as u32 },
+                    signals: SignalsArgument {
+                        lines: DeviceTable::from_raw(all_lines.view(), &flags),
+                        first: 1 + me,
+                        stride: RANKS as u32,
+                    },
                     flag: 0,
                     shard: ROWS as u32,
                     me,

@@ -12,7 +12,7 @@ use super::super::workers::Seat;
 use super::By;
 
 /// How long ranks may take to fill tensors, and one GPU to attend to the longest sequence.
-pub const PREPARATION: Duration = Duration::from_secs(120);
+const PREPARATION: Duration = Duration::from_secs(120);
 
 /// What a rank does that has joined the others.
 pub trait Joined {

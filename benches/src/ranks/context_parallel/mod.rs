@@ -229,9 +229,8 @@ impl RowRanks {
             let why = made.plan.as_ref().err()?;
             Some(Missing { peer: made.by.label().into(), why: why.clone() })
         });
-        let torch = if row.has_peers() { Vec::from(TORCH.map(side)) } else { Vec::new() };
-        let packed =
-            (!row.has_peers()).then(|| Missing { peer: "torch".into(), why: "it has no context parallelism of packed sequences".into() });
+        let torch = if row.why_no_peers().is_none() { Vec::from(TORCH.map(side)) } else { Vec::new() };
+        let packed = row.why_no_peers().map(|why| Missing { peer: "torch".into(), why: why.into() });
         let kernel = match passes {
             Passes::Forward => "context parallel, forward",
             Passes::Both => "context parallel, forward and backward",

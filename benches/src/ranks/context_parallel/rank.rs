@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use anyhow::{Context, Result, bail};
 use oxtile::attention::{Attention, AttentionBackward, Order};
 use oxtile::comm::{ArenaRank, Communicator, Member, Rank, Team, WorldSize};
-use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, ContextParallelFp8, Transport};
+use oxtile::context_parallel::{ContextParallel, ContextParallelConfig, ContextParallelFp8, Schedule, Transport};
 use oxtile::kernels::copy::CopyWords;
 use oxtile::num::bf16;
 use oxtile::runtime::{Bound, Loaded};
@@ -22,6 +22,8 @@ use super::tensors::{Place, Tensors, VALUES, places};
 use super::{By, Made, planned};
 use crate::random::Random;
 
+/// Channels of the arena: those of all operations of a row.
+const CHANNELS: u32 = 128;
 /// A put is of so many shards of keys and values at most.
 const PUT: u64 = 2;
 
@@ -82,7 +84,8 @@ impl Joined for Serving<'_> {
     fn run<C: Communicator + Send + Sync>(&self, comm: &C, rank: &impl ArenaRank, backend: BackendName) -> Result<()> {
         let world = comm.world();
         let member = Team::all(world).member(comm.rank()).context("every rank is of the world")?;
-        let options = ArenaOptions { backend, bytes: self.memory(world), deadline: DEADLINE, ..ArenaOptions::default() };
+        let options =
+            ArenaOptions { backend, bytes: self.memory(world), channels: CHANNELS, deadline: DEADLINE, ..ArenaOptions::default() };
         let arena = self.seat.gate.after(DEADLINE, || Ok(Arena::open(rank, options)))?;
         let result = self.attend(comm, arena.as_ref().map_err(ToString::to_string), &member);
         // An arena that cannot be closed keeps its memory, until the process ends.
@@ -101,6 +104,9 @@ impl Serving<'_> {
     /// Symmetric memory: of two operations that pull, of one of 8 bits, and of what is put.
     fn memory(&self, world: WorldSize) -> u64 {
         let config = self.config();
+        if self.row.is_longest() {
+            return config.by(Schedule::Fused).arena_bytes(world, size_of::<bf16>() as u64) + (1 << 20);
+        }
         let pulled = config.arena_bytes(world, size_of::<bf16>() as u64);
         // Of each schedule, and of the ones that are chosen.
         2 * pulled + ContextParallelFp8::arena_bytes(&config, world) + PUT * self.shard(world) + (1 << 20)
@@ -174,7 +180,7 @@ impl Serving<'_> {
                 target: arena.buffer(bytes)?,
             })
         };
-        let (wire, copy) = (arena.map(wire).transpose()?, runtime.load()?);
+        let (wire, copy) = (arena.filter(|_| !row.is_longest()).map(wire).transpose()?, runtime.load()?);
         wait(&stream, &stream.record()?)?;
         Ok(Ready { rank, stream, copy, operations: Vec::new(), part, alone, is_warmed: !row.is_longest(), wire })
     }
@@ -228,7 +234,7 @@ impl Ready<'_> {
         Ok(Some(Attends::OneGpu(forward, backward).attempt(stream, whole, copy, at)?))
     }
 
-    /// Times calls, after one that is not timed: ranks begin together, where it ends.
+    /// Times calls, after one that is not timed, unless a call takes seconds: ranks begin together, where it ends.
     fn round(&mut self, request: Request, seat: &Seat) -> Result<Times> {
         let (stream, is_warmed) = (self.stream.clone(), self.is_warmed);
         let Some(mut call) = seat.gate.after(DEADLINE, || self.call(request))? else { return Ok(Times::default()) };

@@ -113,9 +113,13 @@ impl Row {
         times * pairs * self.heads * self.head_size / if self.is_causal { 2 } else { 1 }
     }
 
-    /// Whether torch has it.
-    pub fn has_peers(&self) -> bool {
-        self.sequences.is_none() && self.is_causal && !self.is_longest()
+    /// Why torch does not attend.
+    pub fn why_no_peers(&self) -> Option<&'static str> {
+        match () {
+            () if self.is_longest() => Some("a call takes many seconds"),
+            () if self.sequences.is_some() || !self.is_causal => Some("it has no context parallelism of packed sequences"),
+            () => None,
+        }
     }
 
     /// Whether a pass takes seconds.

@@ -87,6 +87,9 @@ pub struct GemmAllReduce<T: ReduceOperands<O>, O: Summed> {
     made: Made<T, O>,
 }
 
+/// Why all rows are no kernel.
+const NOT_WHOLE: &str = "rows go to all ranks";
+
 enum Made<T: ReduceOperands<O>, O: Summed> {
     /// The rows of each run of own rows lie in the result.
     Scattered {
@@ -124,7 +127,13 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                 let (asked, config) = (config, config.scattered(method));
                 let config = ReduceScatterConfig { panels: Some(choice.panels), ..config };
                 let becomes = format!("rows that all get, by {asked:?} in {} bytes", memory.bytes());
-                let scatter = GemmReduceScatter::<T, O>::made(memory.parts(), stream, config, (Err("rows go to all ranks".to_owned()), is_fused), &becomes)?;
+                let scatter = GemmReduceScatter::<T, O>::made(
+                    memory.parts(),
+                    stream,
+                    config,
+                    ([NOT_WHOLE; 2].map(|why| Err(why.to_owned())), is_fused),
+                    &becomes,
+                )?;
                 let own = scatter.own_rows().map(|rows| (rows.start * product.n, (rows.end - rows.start) * product.n));
                 Made::Scattered { rows: own.map(|(first, len)| memory.0.rows_of(first, len)).collect(), scatter }
             }

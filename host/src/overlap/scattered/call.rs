@@ -3,11 +3,11 @@
 use std::fmt;
 use std::ops::Range;
 
-use oxtile_tile::launch::DeviceView;
+use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::kernels::{Call, Launch, ScatterOperands, Sending};
-use super::{GemmReduceScatter, ScatterMethod};
+use super::{GemmReduceScatter, ScatterMethod, Staged, StagedPanel};
 use crate::comm::Rank;
 use crate::overlap::bulk::Scattering;
 use crate::overlap::memory::{Begun, Inner, PLACES, place_of};
@@ -100,7 +100,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatteredProduct<'a, T, O> {
         self.call.run(compute, "ScatteredProduct::run")
     }
 
-    /// The first half of [`run`](Self::run): multiplies the other members' rows, and puts them. Work that is enqueued on `compute` before [`Scattering::finish`], which enqueues the other half, goes on
+    /// The first half of [`run`](Self::run): multiplies the other members' rows, and puts them; by [`ScatterMethod::Direct`] they have travelled when that is done. Work that is enqueued on `compute` before [`Scattering::finish`], which enqueues the other half, goes on
     /// beside the copies: products that need nothing of this one. May be captured, both halves in one graph. No graph with a call on this memory is replayed between the halves, as of a
     /// [`GatheredProduct`](crate::overlap::GatheredProduct::begin).
     ///
@@ -150,12 +150,19 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             if let Some(spread) = &self.spread {
                 spread.begin(compute)?;
             }
-            if self.of.direct.is_some() {
-                // The others have read what lies in the place: the kernel stores there.
-                let credit = inner.arena.batch(compute);
-                inner.others().try_fold(credit, |batch, other| batch.take_back(&inner.free, place as u32, other))?.enqueue()?;
+            if let Some(whole) = &self.of.whole {
+                if whole.staged.is_none() {
+                    // The others have read what lies in the place: the kernel stores there.
+                    let credit = inner.arena.batch(compute);
+                    inner.others().try_fold(credit, |batch, other| batch.take_back(&inner.free, place as u32, other))?.enqueue()?;
+                }
+                // Before a later call takes FREE of this place, by that stream.
+                inner.out.wait(&compute.mark()?)?;
                 if is_apart {
-                    self.own.iter_mut().try_for_each(|own| launch(self.of, compute, (place, &mut places[place]), (own, &[]), Tiles::Sent))?;
+                    self.own
+                        .iter_mut()
+                        .try_for_each(|own| launch(self.of, compute, (place, &mut places[place]), (own, &[]), Tiles::Sent))?;
+                    whole.staged.iter().try_for_each(|staged| staged.put(inner, &places[place], place))?;
                 }
             }
             for sent in &mut self.sent {
@@ -198,13 +205,23 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
         }
         for (number, (own, run)) in own.iter_mut().zip(&of.runs).enumerate() {
             let [awaited, _] = of.awaited(place, if waits { run.panels.clone() } else { 0..0 });
-            let tiles = if of.direct.is_some() && !is_apart { Tiles::Together } else { Tiles::Own(number) };
+            let tiles = if of.whole.is_some() && !is_apart { Tiles::Together } else { Tiles::Own(number) };
             launch(of, compute, (place, &mut places[place]), (own, &awaited), tiles)?;
             if let Some(spread) = spread {
                 inner.out.wait(&compute.mark()?)?;
                 spread.put(inner, number)?;
             }
         }
+        let staged = of.whole.as_ref().and_then(|whole| whole.staged.as_ref());
+        let put = match staged.filter(|_| !is_apart) {
+            // After the launch that sets what they wait for: streams may share a hardware queue.
+            Some(staged) => {
+                staged.put(inner, &places[place], place)?;
+                Some(inner.out.mark()?)
+            }
+            None => None,
+        };
+        let put = put.as_ref().unwrap_or(&begun.put);
         if let Some(following) = &mut around.following {
             following.run(compute)?;
         }
@@ -215,19 +232,20 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                 // The finished rows were put later than the parts.
                 compute.wait(&inner.out.mark()?)?;
             }
-            None => compute.wait(&begun.put)?,
+            None => compute.wait(put)?,
         }
         if !compute.is_capturing() && inner.sent_last(begun.turn) {
             // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
             let rows = spread.iter().flat_map(Spread::memories);
-            for memory in sent.iter().map(|sent| sent.bytes.memory()).chain(rows) {
+            let staged = staged.map(|staged| staged.rows.memory());
+            for memory in sent.iter().map(|sent| sent.bytes.memory()).chain(staged).chain(rows) {
                 memory.forget_uses();
                 memory.add_use(&compute.0, true, &mut Vec::new());
             }
         }
         let others = &|| Some(0..of.parts_bytes()).into_iter().filter(|range| !range.is_empty()).collect();
         let flags = [read, unread].concat();
-        let read = Read { place, put: &begun.put, has_waited: waits, flags: &flags, others, shard: None };
+        let read = Read { place, put, has_waited: waits, flags: &flags, others, shard: None };
         inner.release(compute, &mut places[place], read)
     }
 
@@ -258,21 +276,47 @@ fn launch<T: ScatterOperands<O>, O: Pod>(
     let inner = &of.memory.0;
     let waits = inner.waits(compute, place, awaited)?;
     let adds = !matches!(tiles, Tiles::Sent);
-    let tiles = match (tiles, &of.direct) {
-        (Tiles::Sent, Some(direct)) => &direct.sent,
-        (Tiles::Together, Some(direct)) => &direct.together,
-        (Tiles::Own(run), _) => &of.runs[run].tiles,
-        (Tiles::Sent | Tiles::Together, None) => unreachable!("tiles leave from a kernel of all rows"),
+    let Some(whole) = &of.whole else {
+        let Tiles::Own(run) = tiles else { unreachable!("tiles leave from a kernel of all rows") };
+        return own[place](compute, Call { tiles: of.runs[run].tiles.view(), adds, waits, away: None });
     };
-    if of.direct.is_none() {
-        return own[place](compute, Call { tiles: tiles.view(), adds, waits, away: None });
-    }
+    let (tiles, leaves) = match tiles {
+        Tiles::Sent => (&whole.sent, true),
+        Tiles::Together => (&whole.together, true),
+        Tiles::Own(run) => (&of.runs[run].tiles, false),
+    };
     let signals = inner.ready.signals(compute)?;
-    let mut all = all.contiguous_mut()?;
-    // SAFETY: the kernel stores in this rank's part of each place alone, which its owner has read.
-    let all = unsafe { all.view_mut(compute) }?.cast();
-    let away = Sending { all, signals: signals.argument(), flag: Inner::ready_flag(place, 0) };
+    let mut places;
+    let (others, flag) = match &whole.staged {
+        // SAFETY: the room is written by this kernel alone, while nothing is put from it: a call is after the puts of the one before it.
+        Some(Staged { rows, .. }) => (unsafe { DeviceViewMut::from_raw(rows.address(), rows.len(), rows.owner()) }, 0),
+        None => {
+            places = all.contiguous_mut()?;
+            // SAFETY: the kernel stores in this rank's part of each place alone, which its owner has read.
+            (unsafe { places.view_mut(compute) }?.cast(), Inner::ready_flag(place, 0))
+        }
+    };
+    let away = Sending { others: leaves.then_some(others), signals: signals.argument(), flag };
     own[place](compute, Call { tiles: tiles.view(), adds, waits, away: Some(away) })
+}
+
+impl<O: Pod> Staged<O> {
+    /// Puts each panel to its member once the kernel has told that it is there, and the member that it has read what was in the place; then tells it so. After the launch of the kernel.
+    fn put(&self, inner: &Inner, parts: &SymmetricBuffer<u8>, place: usize) -> Result<()> {
+        for StagedPanel { target, panel, flag, from, at } in &self.panels {
+            let to = inner.world_rank(*target);
+            let mut batch = inner.arena.batch(&inner.out).take_own(&inner.ready, *flag)?;
+            if *panel == 0 {
+                batch = batch.take_back(&inner.free, place as u32, to)?;
+            }
+            let peer = parts.peer(to)?;
+            let batch = batch.put(&peer, &self.bytes, from.clone(), *at)?;
+            batch.set(&inner.ready, Inner::ready_flag(place, *panel), to)?.enqueue()?;
+        }
+        // What writes there later waits for the puts.
+        self.rows.memory().add_use(&inner.out.0, false, &mut Vec::new());
+        Ok(())
+    }
 }
 
 impl Sent<'_> {

@@ -8,15 +8,27 @@ use crate::comm::WorldSize;
 use crate::gemm::{Activation, GemmConfig, GemmTile};
 use crate::overlap::choice::Rates;
 use crate::overlap::config::Cut;
+use crate::overlap::memory::PLACES;
 use crate::overlap::sizes::{Global, Split};
 use crate::runtime::{Error, Result};
+
+/// Flags of a memory that say here that panels of other ranks are there.
+pub(super) const SENT_FLAGS: u32 = PLACES as u32 * Cut::CHUNKS;
+/// Rows of 2^16 of the smallest tiles: an entry of a list of tiles has 16 bits for each.
+const MOST_ROWS: u64 = 1 << 23;
 
 /// How a product and a reduce-scatter are done together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterMethod {
     /// One kernel, which stores tiles of other members' rows at their owner as soon as they are there, and adds to own tiles what the others have stored here. Takes ranks whose shards are equal and whole tiles of 256 rows, in memory
     /// that lies [in one range of addresses](crate::symmetric::Capabilities::contiguous).
+    ///
+    /// Kernels of several ranks wait for each other: all their blocks must be resident. Beside kernels of another stream that wait for other ranks, such as NCCL's collectives or products on another memory, leave a
+    /// [margin](ReduceScatterConfig::margin) for those, or take another method, which waits for copies alone; else each may hold the multiprocessors that the other one needs, until the deadline.
     Direct,
+    /// One kernel of all rows. Copy engines put panels of the other members' rows as soon as their tiles are there, and own tiles wait for what the others put. Takes ranks as [`Direct`](Self::Direct) does, in any memory, and a margin beside
+    /// other kernels that wait for ranks as that.
+    Whole,
     /// Products of panels, which copy engines put to their owner, and a kernel of own rows, which waits for each panel before it adds it.
     Fused,
     /// The same, and the stream waits for all panels before the kernel of own rows.
@@ -73,6 +85,8 @@ pub struct ScatterTimes {
     pub wire: f64,
     /// [`ScatterMethod::Direct`]; none where it is refused.
     pub direct: Option<f64>,
+    /// [`ScatterMethod::Whole`]; none where it is refused.
+    pub whole: Option<f64>,
     /// [`ScatterMethod::Fused`].
     pub fused: f64,
     /// [`ScatterMethod::Sequential`].
@@ -84,6 +98,7 @@ impl ScatterTimes {
     pub fn of(&self, method: ScatterMethod) -> Option<f64> {
         match method {
             ScatterMethod::Direct => self.direct,
+            ScatterMethod::Whole => self.whole,
             ScatterMethod::Fused => Some(self.fused),
             ScatterMethod::Sequential => Some(self.sequential),
         }
@@ -141,15 +156,15 @@ impl ReduceScatterConfig {
     /// # Errors
     /// [`Error::Invalid`] for sizes that the ranks do not divide or that the kernels on `wgmma` do not take, and for panels, a margin or a method that cannot be, with the reason.
     pub fn choose<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates) -> Result<ScatterChoice> {
-        self.choose_where::<T, O>(ranks, rates, Ok(()))
+        self.choose_where::<T, O>(ranks, rates, [Ok(()), Ok(())])
     }
 
-    /// The choice where the kernel may store at the other members, or may not.
+    /// The choice where the kernel may store at the other members, or may not, and where all rows may be one kernel.
     pub(super) fn choose_where<T: ScatterOperands<O>, O: 'static>(
         &self,
         ranks: WorldSize,
         rates: &Rates,
-        direct: Result<(), String>,
+        [direct, whole]: [Result<(), String>; 2],
     ) -> Result<ScatterChoice> {
         let invalid = |why: String| Error::Invalid { what: "ReduceScatterConfig", why };
         if self.margin >= rates.multiprocessors {
@@ -179,57 +194,88 @@ impl ReduceScatterConfig {
         };
         let [fused, sequential] = [true, false].map(of);
         let (alone, wire) = (product.predicted::<T, O>(rates.multiprocessors).unwrap_or(0.0), self.wire::<T, O>(ranks, rates));
-        let refused = direct.and_then(|()| self.why_not_direct(ranks)).err();
-        let direct = refused.is_none().then(|| self.time_direct::<T, O>(ranks, rates, of_all));
-        let predicted = ScatterTimes { product: alone, wire, direct, fused: fused.1, sequential: sequential.1 };
-        if let (Some(ScatterMethod::Direct), Some(why)) = (self.method, &refused) {
-            return Err(invalid(format!("tiles cannot be stored at other ranks: {why}: take Fused or Sequential")));
+        let whole = whole.and_then(|()| self.why_not_whole(ranks));
+        let refused = [(ScatterMethod::Direct, whole.clone().and(direct)), (ScatterMethod::Whole, whole)];
+        let refused: Vec<_> = refused.into_iter().filter_map(|(method, of)| Some((method, of.err()?))).collect();
+        let is_taken = |method| refused.iter().all(|(of, _)| *of != method);
+        let direct = is_taken(ScatterMethod::Direct).then(|| self.time_direct::<T, O>(ranks, rates, of_all));
+        let panels = self.panels.map_or_else(|| self.whole_panels(ranks), |panels| vec![panels]);
+        let times = panels.into_iter().map(|panels| (panels, self.time_whole::<T, O>(ranks, rates, of_all, panels)));
+        let whole = times.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| is_taken(ScatterMethod::Whole));
+        let predicted =
+            ScatterTimes { product: alone, wire, direct, whole: whole.map(|of| of.1), fused: fused.1, sequential: sequential.1 };
+        if let Some((method, why)) = refused.iter().find(|(method, _)| self.method == Some(*method)) {
+            return Err(invalid(format!("{method:?} is not to be had: {why}: take Fused or Sequential")));
         }
         let (method, why) = match self.method {
             Some(method) => (method, "it is asked for".to_owned()),
             None if ranks == WorldSize::ONE => (ScatterMethod::Sequential, "one rank adds nothing".to_owned()),
             None => {
                 // What waits in the stream alone is taken where a kernel that waits is not clearly faster.
-                let waits = [(ScatterMethod::Direct, direct.unwrap_or(f64::INFINITY)), (ScatterMethod::Fused, fused.1)];
-                let faster = waits.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < 0.98 * sequential.1);
+                let waits = [ScatterMethod::Whole, ScatterMethod::Direct, ScatterMethod::Fused];
+                let waits = waits.into_iter().filter_map(|method| Some((method, predicted.of(method)?)));
+                let faster = waits.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < 0.98 * sequential.1);
                 let (method, time) = faster.unwrap_or((ScatterMethod::Sequential, sequential.1));
                 (method, format!("{time:.1} us predicted, of a product of {alone:.1} and copies of {wire:.1}"))
             }
         };
         let panels = match method {
-            ScatterMethod::Direct => self.panels.unwrap_or_else(|| self.direct_panels(ranks)),
+            ScatterMethod::Direct => self.panels.unwrap_or_else(|| self.whole_panels(ranks).pop().unwrap_or(1)),
+            ScatterMethod::Whole => whole.map_or(1, |of| of.0),
             ScatterMethod::Fused => fused.0,
             ScatterMethod::Sequential => sequential.0,
         };
-        let tile = if method == ScatterMethod::Direct { of_all } else { of_own };
-        let refused = refused.map(|why| (ScatterMethod::Direct, why)).into_iter().collect();
+        let tile = if matches!(method, ScatterMethod::Direct | ScatterMethod::Whole) { of_all } else { of_own };
         Ok(ScatterChoice { method, panels: self.shards(ranks, panels).panels(), tile, why, refused, predicted })
     }
 
-    /// Why tiles cannot leave as they are computed.
-    fn why_not_direct(&self, ranks: WorldSize) -> Result<(), String> {
+    /// Why all rows cannot be one kernel.
+    fn why_not_whole(&self, ranks: WorldSize) -> Result<(), String> {
         let (rows, ranks) = (self.sizes.m, u64::from(ranks.get()));
         match ranks {
             1 => Err("there is one rank".to_owned()),
+            _ if rows > MOST_ROWS => Err(format!("{rows} rows are more than the {MOST_ROWS} of a list of tiles")),
+            _ if self.panels.is_some_and(|panels| u64::from(panels) * (ranks - 1) > u64::from(SENT_FLAGS)) => {
+                Err(format!("{SENT_FLAGS} flags say that panels of other ranks are there: take fewer panels"))
+            }
             _ if rows > 0 && rows.is_multiple_of(ranks * Shards::UNIT) => Ok(()),
             _ => Err(format!("{rows} rows are no multiple of {} for each of {ranks} ranks", Shards::UNIT)),
         }
     }
 
-    /// Panels of a shard whose tiles leave as they are computed: each has a flag, and some waves of tiles.
-    fn direct_panels(&self, ranks: WorldSize) -> u32 {
-        (self.rows(ranks) / (2 * Shards::UNIT)).clamp(1, 8) as u32
+    /// Numbers of panels of a shard of one kernel, each of which has a flag here and at its owner.
+    fn whole_panels(&self, ranks: WorldSize) -> Vec<u32> {
+        let most = (SENT_FLAGS / (ranks.get() - 1).max(1)).min(Self::MOST_PANELS).max(1);
+        [1, 2, 3, 4, 6, 8].into_iter().filter(|panels| *panels <= most).collect()
     }
 
-    /// The time where tiles leave as they are computed: of the product, or of the stores at the rate of the link, after which the last own tiles come.
-    fn time_direct<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile) -> f64 {
-        let Ok(product) = self.product(ranks) else { return f64::INFINITY };
-        let ([height, width], cluster) = tile.size();
+    /// The time of the kernel of all rows alone, and of one of its tiles.
+    fn kernel_of_all<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile) -> Option<[f64; 2]> {
+        let (product, ([height, width], cluster)) = (self.product(ranks).ok()?, tile.size());
         let tiles = product.m.div_ceil(height * cluster) * product.n.div_ceil(width) * cluster;
-        let at_once = u64::from(rates.multiprocessors.saturating_sub(self.margin)).max(1);
-        let Some(alone) = product.predicted_whole::<T, O>(tile, at_once as u32) else { return f64::INFINITY };
-        let of_tile = alone / tiles.div_ceil(at_once).max(1) as f64;
-        (rates.beside * alone + rates.flag).max(rates.put_beside * self.wire::<T, O>(ranks, rates) + 2.0 * of_tile).max(rates.host.sequential)
+        let at_once = rates.multiprocessors.saturating_sub(self.margin).max(1);
+        let alone = product.predicted_whole::<T, O>(tile, at_once)?;
+        Some([alone, alone / tiles.div_ceil(at_once.into()).max(1) as f64])
+    }
+
+    /// The time where tiles are stored at their owner: stores of all multiprocessors at once go at the rate of the link, half of which no product hides, as two H200s showed.
+    fn time_direct<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile) -> f64 {
+        let Some([alone, _]) = self.kernel_of_all::<T, O>(ranks, rates, tile) else { return f64::INFINITY };
+        rates.beside * alone + 0.5 * self.wire::<T, O>(ranks, rates) + rates.flag
+    }
+
+    /// The time of one kernel whose panels are put when their tiles are there: of the product, or until the last own tiles have what came last.
+    fn time_whole<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile, panels: u32) -> f64 {
+        let Some([alone, of_tile]) = self.kernel_of_all::<T, O>(ranks, rates, tile) else { return f64::INFINITY };
+        let (shards, others) = (self.shards(ranks, panels), ranks.get() - 1);
+        let count = f64::from(others * shards.panels());
+        // Own tiles of two waves come last.
+        let end = rates.beside * alone;
+        let last = (end - 2.0 * of_tile).max(end * f64::from(others) / f64::from(ranks.get()));
+        let bytes = (self.rows(ranks) * self.sizes.n * T::RESULT_BYTES) as f64 / f64::from(shards.panels());
+        let put = rates.wait + rates.start + rates.put_beside * bytes / rates.put + rates.flag;
+        let out = (1..=others * shards.panels()).fold(0.0_f64, |out, number| out.max(last * f64::from(number) / count + of_tile) + put);
+        end.max(out + 2.0 * of_tile).max(rates.host.sequential + 6.0 * count)
     }
 
     /// The time of all copies.
@@ -287,8 +333,8 @@ impl ReduceScatterConfig {
     /// The tile of the kernel that computes a product of some rows fastest.
     fn fastest_tile<T: ScatterOperands<O>, O: 'static>(&self, rates: &Rates, product: &GemmConfig) -> Option<GemmTile> {
         let tiles = GemmTile::ALL.into_iter().filter(|tile| T::kernel(*tile, !self.transpose_b).is_some());
-        let timed =
-            tiles.filter_map(|tile| Some((tile, product.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin))?)));
+        let timed = tiles
+            .filter_map(|tile| Some((tile, product.predicted_whole::<T, O>(tile, rates.multiprocessors.saturating_sub(self.margin))?)));
         timed.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(tile, _)| tile)
     }
 
@@ -322,7 +368,7 @@ impl fmt::Display for ScatterChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { method, panels, tile, why, refused, predicted } = self;
         write!(f, "{method:?}: {why}\n  own rows in tiles {tile:?}, {panels} panels a rank")?;
-        let methods = [ScatterMethod::Direct, ScatterMethod::Fused, ScatterMethod::Sequential];
+        let methods = [ScatterMethod::Direct, ScatterMethod::Whole, ScatterMethod::Fused, ScatterMethod::Sequential];
         let others = methods.into_iter().filter(|other| other != method).filter_map(|other| Some((other, predicted.of(other)?)));
         others.into_iter().try_for_each(|(other, time)| write!(f, "\n  {other:?}: {time:.1} us predicted"))?;
         refused.iter().try_for_each(|(method, why)| write!(f, "\n  {method:?}: refused, {why}"))
@@ -353,20 +399,20 @@ mod tests {
     }
 
     #[test]
-    fn large_products_leave_tile_by_tile_and_small_ones_are_in_one_panel() {
+    fn large_products_are_one_kernel_and_small_ones_in_one_panel() {
         let choose = |m, ranks| {
             let config = ReduceScatterConfig::new(Global { m, n: 8192, k: 8192 });
             config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
         };
         for ranks in [2, 4] {
             let large = choose(8192, ranks);
-            assert!(large.method == ScatterMethod::Direct && large.panels > 1, "{large}");
-            let ScatterTimes { product, wire, direct, fused, .. } = large.predicted;
-            assert!((product.max(wire)..1.1 * product.max(wire)).contains(&direct.unwrap()), "{large}");
+            assert!(large.method == ScatterMethod::Whole && large.panels > 1, "{large}");
+            let ScatterTimes { product, wire, whole, fused, .. } = large.predicted;
+            assert!((product.max(wire)..1.1 * product.max(wire)).contains(&whole.unwrap()), "{large}");
             assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
             // Shards of no whole tiles.
             let ragged = choose(8000, ranks);
-            assert!(ragged.method == ScatterMethod::Fused && ragged.panels > 1 && ragged.predicted.direct.is_none(), "{ragged}");
+            assert!(ragged.method == ScatterMethod::Fused && ragged.panels > 1 && ragged.predicted.whole.is_none(), "{ragged}");
             assert_eq!(choose(16, ranks).panels, 1);
         }
         assert_eq!(choose(8192, 1).method, ScatterMethod::Sequential);
@@ -386,7 +432,7 @@ mod tests {
         );
         assert_eq!(
             refused(ReduceScatterConfig { method: Some(ScatterMethod::Direct), ..sized }),
-            "ReduceScatterConfig: tiles cannot be stored at other ranks: 64 rows are no multiple of 256 for each of 2 ranks: take Fused or Sequential"
+            "ReduceScatterConfig: Direct is not to be had: 64 rows are no multiple of 256 for each of 2 ranks: take Fused or Sequential"
         );
         let scaled = refused(ReduceScatterConfig { beta: 0.5, ..sized });
         assert!(scaled.starts_with("ReduceScatterConfig: beta is 0.5 and alpha 1: what D was is a part of the sum"), "{scaled}");

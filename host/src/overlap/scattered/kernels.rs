@@ -79,9 +79,9 @@ pub struct Own<'a, O> {
 /// Where tiles of the other members' rows go.
 #[doc(hidden)]
 pub struct Places<'a, 'p, O> {
-    /// The rank in the world of each member.
-    pub ranks: DeviceView<'a, u32>,
-    /// The places of all ranks, and how they lie.
+    /// Where those of each member go, and which flags say that they are there ([`Away`](gemm::Away)).
+    pub members: DeviceView<'a, u32>,
+    /// The matrices that they go to, and how these lie.
     pub all: DeviceView<'p, O>,
     pub layout: Strided<3>,
     /// Rows and panels of a shard.
@@ -111,9 +111,9 @@ pub struct Call<'c, O> {
 /// The way to the other members.
 #[doc(hidden)]
 pub struct Sending<'c, O> {
-    /// The places of all ranks.
-    pub all: DeviceViewMut<'c, O>,
-    /// This rank's flags at each of them, and that of the first panel.
+    /// The matrices that tiles go to, if any leaves.
+    pub others: Option<DeviceViewMut<'c, O>>,
+    /// This rank's flags at each rank, and the number of flag 0 of the members.
     pub signals: SignalsArgument<'c>,
     pub flag: u32,
 }
@@ -147,27 +147,29 @@ where
             Ok((map, parts))
         };
         let parts = parts.map(|parts| with_map(parts, &mut uploads)).transpose()?;
-        let away = match away {
-            Some(Places { ranks, all, layout, shard, panels, me }) => {
+        let mut away = match away {
+            Some(Places { members, all, layout, shard, panels, me }) => {
                 let map = DetachedMap::<T, 64, 64, Swizzle128, 3>::with(&mut uploads, stream, all, layout)?;
-                let landed = Buffer::<u32>::zeros(stream, ranks.len() * u64::from(panels))?;
-                Some(((ranks, shard, me), map, landed))
+                let landed = Buffer::<u32>::zeros(stream, members.len() / gemm::MEMBER * u64::from(panels))?;
+                Some(((members, shard, me), map, landed))
             }
             None => None,
         };
         uploads.copy(stream)?;
-        let mut away = away;
         Ok(Box::new(move |stream, Call { tiles, adds, waits, away: sending }| {
             let WaitsArgument { lines, first, patience } = waits;
             let waits = WaitsArgument { lines, first, patience };
             let (sources, flags) = if adds { (sources, flags) } else { (0, flags.slice(0, 0)) };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab: 1, first: 0, margin };
             let (away, others) = match (&mut away, sending) {
-                (Some(((ranks, shard, me), map, landed)), Some(Sending { all, signals, flag })) => {
+                (Some(((members, shard, me), map, landed)), Some(Sending { others, signals, flag })) => {
                     let SignalsArgument { lines, first, stride } = signals;
                     let signals = SignalsArgument { lines, first, stride };
                     let landed = landed.view_mut();
-                    (Some(AwayArgument { ranks: *ranks, landed, signals, flag, shard: *shard, me: *me }), Some(map.of_mut(all)))
+                    (
+                        Some(AwayArgument { members: *members, landed, signals, flag, shard: *shard, me: *me }),
+                        others.map(|others| map.of_mut(others)),
+                    )
                 }
                 _ => (None, None),
             };

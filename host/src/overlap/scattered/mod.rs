@@ -45,10 +45,10 @@ use crate::tensor::Strided;
 /// A product whose sum the members of a team share, and of which each gets some rows.
 ///
 /// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, then those of the member
-/// after it, and its own rows last. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
+/// after it. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
 /// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run and by every method, in whichever order parts arrive.
 ///
-/// By [`ScatterMethod::Direct`] all rows are one kernel, which stores each tile of another member's rows at that one, panel by panel of all members. By [`ScatterMethod::Fused`] copy engines put panels, each the result of a product, and the kernel of the own rows waits for each panel
+/// By [`ScatterMethod::Whole`] all rows are one kernel, panel by panel of all members, and own tiles between those of later panels; copy engines put panels as their tiles are there. By [`ScatterMethod::Direct`] the kernel stores each tile of another member's rows at that one itself. By [`ScatterMethod::Fused`] own rows come last: copy engines put panels, each the result of a product, and the kernel of the own rows waits for each panel
 /// before it adds it. By [`ScatterMethod::Sequential`] the stream waits for all of them before that kernel.
 ///
 /// 1. all ranks take an [`OverlapMemory`], and make the operation ([`new`](Self::new)), which neither waits nor meets anyone;
@@ -100,8 +100,8 @@ pub struct GemmReduceScatter<T: ScatterOperands<O>, O: 'static> {
     sent: Vec<(u32, u32, Buffer<O>)>,
     own: Box<dyn Instance<T, O>>,
     runs: Vec<OwnRows>,
-    /// Where tiles leave as they are computed.
-    direct: Option<Direct>,
+    /// If all rows are one kernel.
+    whole: Option<Whole<O>>,
     number: u64,
     note: String,
 }
@@ -118,12 +118,33 @@ struct OwnRows {
 }
 
 /// What a kernel of all rows takes beside own ones.
-struct Direct {
+struct Whole<O> {
     /// The orders of the tiles that leave, and of all.
     sent: Buffer<u32>,
     together: Buffer<u32>,
-    /// The rank in the world of each member.
-    ranks: Buffer<u32>,
+    /// Where the rows of each member go, as the kernel knows it.
+    members: Buffer<u32>,
+    /// Where copy engines put them from, if they do.
+    staged: Option<Staged<O>>,
+}
+
+/// Rows of the other members, those of one after those of another in the order in which they are computed.
+struct Staged<O> {
+    rows: Buffer<O>,
+    /// The same memory, of whose uses by copies the runtime is not told: they come after flags which the kernel sets, and not after the kernel.
+    bytes: Buffer<u8>,
+    panels: Vec<StagedPanel>,
+}
+
+/// A panel that is put.
+struct StagedPanel {
+    target: u32,
+    panel: u32,
+    /// The flag that says that it is there.
+    flag: u32,
+    /// Its bytes, and where they go in a place.
+    from: Range<u64>,
+    at: u64,
 }
 
 impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
@@ -134,15 +155,15 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: ReduceScatterConfig) -> Result<Self> {
         let is_contiguous = memory.0.arena.capabilities().contiguous;
         let direct = is_contiguous.then_some(()).ok_or_else(|| "memory of the ranks does not lie in one range of addresses".to_owned());
-        Self::made(memory, stream, config, (direct, false), "rows of each rank")
+        Self::made(memory, stream, config, ([direct, Ok(())], false), "rows of each rank")
     }
 
-    /// As [`new`](Self::new). Tiles may leave as they are computed, or may not; own rows may be multiplied a panel at a time. Members compare what becomes of the rows.
+    /// As [`new`](Self::new). Tiles may be stored at other ranks, and all rows may be one kernel, or may not; own rows may be multiplied a panel at a time. Members compare what becomes of the rows.
     pub(super) fn made(
         memory: &OverlapMemory,
         stream: &Stream,
         config: ReduceScatterConfig,
-        (direct, apart): (Result<(), String>, bool),
+        (methods, apart): ([Result<(), String>; 2], bool),
         becomes: &str,
     ) -> Result<Self> {
         let inner = &memory.0;
@@ -153,12 +174,12 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         })?;
         memory.check_room("GemmReduceScatter::new", config.bytes::<T, O>(ranks)?)?;
         let rates = Rates::of(&device);
-        let choice = config.choose_where::<T, O>(ranks, &rates, direct)?;
+        let choice = config.choose_where::<T, O>(ranks, &rates, methods)?;
         let mut shards = config.shards(ranks, choice.panels);
         shards.apart = apart;
         let (product, runtime) = (config.product(ranks)?, device.runtime());
-        let is_direct = choice.method == ScatterMethod::Direct;
-        let foreign = shards.targets(me).filter(|_| !is_direct).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel)));
+        let is_whole = matches!(choice.method, ScatterMethod::Direct | ScatterMethod::Whole);
+        let foreign = shards.targets(me).filter(|_| !is_whole).flat_map(|target| (0..shards.panels()).map(move |panel| (target, panel)));
         let foreign: Vec<_> = foreign.collect();
         let (mut panels, mut sent) = (Vec::<(u64, Gemm<T, O>)>::new(), Vec::new());
         for (number, (target, panel)) in foreign.into_iter().enumerate() {
@@ -174,7 +195,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         own.prepare(&device)?;
         let (unit, columns) = (choice.tile.size().0[0] * choice.tile.size().1, product.n.div_ceil(choice.tile.size().0[1]) as u32);
         let at_once = rates.multiprocessors.saturating_sub(config.margin).max(1) / choice.tile.size().1.max(1) as u32;
-        let lists = is_direct.then(|| TileLists::new(&shards, me, unit, columns, at_once.max(1) as usize));
+        let lists = is_whole.then(|| TileLists::new(&shards, me, unit, columns, at_once.max(1) as usize));
         let run = |panels: Range<u32>| {
             let rows = shards.rows_of(me, &panels);
             let tiles = match &lists {
@@ -185,19 +206,20 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
             Ok(OwnRows { panels, rows, tiles: Buffer::from_slice(stream, &tiles)?, flags })
         };
         let runs = shards.runs(me).into_iter().map(run).collect::<Result<Vec<_>>>()?;
-        let direct = |lists: TileLists| -> Result<Direct> {
-            let ranks: Vec<u32> = inner.member.team().members().iter().map(|rank| rank.index()).collect();
+        let whole = |lists: TileLists| -> Result<Whole<O>> {
+            let staged = if choice.method == ScatterMethod::Whole { Some(Staged::new(inner, stream, &shards, product.n)?) } else { None };
             let [sent, together] = [&lists.sent, &lists.together].map(|list| Buffer::from_slice(stream, list));
-            Ok(Direct { sent: sent?, together: together?, ranks: Buffer::from_slice(stream, &ranks)? })
+            let members = members_of(inner, &shards, staged.is_some());
+            Ok(Whole { sent: sent?, together: together?, members: Buffer::from_slice(stream, &members)?, staged })
         };
-        let direct = lists.map(direct).transpose()?;
+        let whole = lists.map(whole).transpose()?;
         let number = inner.next_operation();
         let (elements, results) = (std::any::type_name::<T>(), std::any::type_name::<O>());
         let ScatterChoice { method, panels: count, .. } = choice;
         let team = inner.member.team();
         let note = format!("{config:?} of {elements} into {results} by {method:?} in {team:?}, {count} panels, of {becomes}");
         inner.arena.note(&inner.operation(number), &note)?;
-        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, runs, direct, number, note })
+        Ok(Self { memory: memory.clone(), config, choice, shards, product, panels, sent, own, runs, whole, number, note })
     }
 
     /// The method, and why.
@@ -317,7 +339,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let sent = self.sent.iter().map(|of| self.bind_panel(stream, of, &a, weight)).collect::<Result<Vec<_>>>()?;
         let first = self.shards.shard(inner.member.rank().index()).start;
         let own = |(number, run): (usize, &'a OwnRows)| {
-            let of_a = if self.direct.is_some() { a(0..self.product.m) } else { a(first + run.rows.start..first + run.rows.end) };
+            let of_a = if self.whole.is_some() { a(0..self.product.m) } else { a(first + run.rows.start..first + run.rows.end) };
             let in_place = |place| {
                 let matrices = Matrices { a: of_a, b: weight, scales: None, bias, d: rows(number) };
                 self.bind_run(stream, place, (run, activation), matrices)
@@ -364,47 +386,79 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let (GemmConfig { n, .. }, rows) = (self.product, run.rows.end - run.rows.start);
         let ReduceScatterConfig { alpha, margin, .. } = self.config;
         let sources = self.shards.members - 1 + self.config.old_parts();
-        let m = if self.direct.is_some() { self.product.m } else { rows };
+        let m = if self.whole.is_some() { self.product.m } else { rows };
         let config = GemmConfig { m, alpha, activation, ..self.product };
         let of_source = |rows: u64| u64::from(sources) * rows * n;
         let parts = (sources > 0).then(|| self.memory.0.place_from::<O>(place, of_source(run.rows.start), of_source(rows)));
         let own = kernels::Own { rows, parts: (sources, parts), flags: run.flags.view(), extent: self.shards.panel_rows() as u32, margin };
-        match &self.direct {
-            Some(direct) => self.with_places(stream, place, direct, |places| self.own.bind(stream, config, own, matrices, Some(places))),
+        match &self.whole {
+            Some(whole) => self.with_places(stream, place, whole, |places| self.own.bind(stream, config, own, matrices, Some(places))),
             None => self.own.bind(stream, config, own, matrices, None),
         }
     }
 
-    /// The places of all ranks, as the kernel's map of them is made.
+    /// Where tiles go that leave, as the kernel's map of it is made.
     fn with_places<'a, R>(
         &'a self,
         stream: &Stream,
         place: usize,
-        direct: &'a Direct,
+        whole: &'a Whole<O>,
         bind: impl FnOnce(Places<'a, '_, O>) -> Result<R>,
     ) -> Result<R> {
-        let (inner, size) = (&self.memory.0, size_of::<O>() as u64);
-        let shard = self.shards.extent();
+        let (inner, n) = (&self.memory.0, self.product.n);
+        let (shard, panels, me) = (self.shards.extent(), self.shards.panels(), inner.member.rank().index());
+        let rows = u64::from(self.shards.members - 1) * shard;
         // Before a capture: it copies where the others' flags lie.
         inner.ready.signals(stream)?;
+        let places = |all, layout| Places { members: whole.members.view(), all, layout, shard: shard as u32, panels, me };
+        if let Some(staged) = &whole.staged {
+            return bind(places(staged.rows.view(), Strided::dense([1, rows, n])));
+        }
         let all = inner.places();
         let all = all[place].contiguous()?;
-        let (bytes, view) = (all.stride(), all.view(stream)?);
-        let layout = Strided {
-            shape: [inner.arena.world().get().into(), u64::from(self.shards.members - 1) * shard, self.product.n],
-            strides: [bytes / size, self.product.n, 1],
-        };
-        let me = inner.member.rank().index();
-        let (shard, panels) = (shard as u32, self.shards.panels());
-        bind(Places { ranks: direct.ranks.view(), all: view.cast(), layout, shard, panels, me })
+        let strides = [all.stride() / size_of::<O>() as u64, n, 1];
+        let view = all.view(stream)?.cast();
+        bind(places(view, Strided { shape: [inner.arena.world().get().into(), rows, n], strides }))
     }
+}
+
+impl<O: Pod> Staged<O> {
+    fn new(inner: &Inner, stream: &Stream, shards: &Shards, n: u64) -> Result<Self> {
+        let (me, size) = (inner.member.rank().index(), n * size_of::<O>() as u64);
+        let rows = inner.room::<O>(stream, 1, u64::from(shards.members - 1) * shards.extent() * n)?;
+        // SAFETY: the memory of the room, which this keeps.
+        let bytes = unsafe { Buffer::<u8>::borrow_raw(&stream.device(), rows.address(), rows.len() * size_of::<O>() as u64) }?;
+        let of = |panel: u32| {
+            shards.targets(me).zip(0_u32..).map(move |(target, number)| {
+                let rows = shards.panel(target, panel);
+                let first = u64::from(number) * shards.extent();
+                let from = (first + rows.start) * size..(first + rows.end) * size;
+                StagedPanel { target, panel, flag: number * shards.panels() + panel, from, at: shards.part_at(target, me, panel) * size }
+            })
+        };
+        Ok(Self { rows, bytes, panels: (0..shards.panels()).flat_map(of).collect() })
+    }
+}
+
+/// What the kernel knows of each member ([`Away`](oxtile_kernels::gemm::Away)): where copy engines put from its rows are those of one matrix, and flags are set here.
+fn members_of(inner: &Inner, shards: &Shards, is_staged: bool) -> Vec<u32> {
+    let (me, shard) = (inner.member.rank().index(), shards.extent() as u32);
+    let of = |member: u32| {
+        let there = inner.world_rank(member).index();
+        match shards.targets(me).zip(0_u32..).find(|(target, _)| *target == member) {
+            None => [0; 4],
+            Some((_, number)) if is_staged => [0, number * shard, inner.world_rank(me).index(), number * shards.panels()],
+            Some(_) => [there, shards.place_at(member, me) as u32 * shard, there, 0],
+        }
+    };
+    (0..shards.members).flat_map(of).collect()
 }
 
 /// The flags of [`OwnRows`] of these panels. Parts that are no rank's are there.
 fn flags_of(inner: &Inner, shards: &Shards, panels: &Range<u32>, (method, old_parts): (ScatterMethod, u32)) -> Vec<u32> {
     let me = inner.member.rank().index();
     let flag = |panel: u32, source: u32| match method {
-        ScatterMethod::Direct | ScatterMethod::Fused => inner.ready.index(panel, inner.world_rank(source)),
+        ScatterMethod::Direct | ScatterMethod::Whole | ScatterMethod::Fused => inner.ready.index(panel, inner.world_rank(source)),
         ScatterMethod::Sequential => PRESENT,
     };
     let of_panel = |panel| {

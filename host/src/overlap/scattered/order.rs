@@ -61,7 +61,15 @@ mod tests {
     /// Every tile is in the list once, and each own tile comes after all tiles of its panel that the others send, at their places in lists that are alike.
     #[test]
     fn own_tiles_come_after_what_they_wait_for() {
-        for (members, rows, panels, columns, at_once) in [(2, 4096, 4, 8, 4), (4, 8192, 8, 32, 66), (3, 3 * 768, 3, 5, 7), (8, 4096, 1, 3, 66), (2, 16384, 8, 32, 66)] {
+        let cases = [
+            (2, 4096, 4, 8, 4),
+            (4, 8192, 8, 32, 66),
+            (3, 3 * 768, 3, 5, 7),
+            (8, 4096, 1, 3, 66),
+            (2, 16384, 8, 32, 66),
+            (2, 2048, 4, 3, 1),
+        ];
+        for (members, rows, panels, columns, at_once) in cases {
             let (shards, unit) = (Shards::new(members, rows, panels), 256);
             let lists: Vec<_> = (0..members).map(|me| TileLists::new(&shards, me, unit, columns, at_once)).collect();
             for (me, list) in (0..).zip(&lists) {
@@ -76,7 +84,11 @@ mod tests {
                         other.together.iter().rposition(|sent| member(*sent) == me && panel(*sent) == panel(*tile)).expect("others send it")
                     };
                     for (other, list) in (0..).zip(&lists) {
-                        assert!(other == me || awaited(list) < at, "tile {tile:#x} of {me} at {at}, what {other} sends at {}", awaited(list));
+                        assert!(
+                            other == me || awaited(list) < at,
+                            "tile {tile:#x} of {me} at {at}, what {other} sends at {}",
+                            awaited(list)
+                        );
                     }
                 }
             }

@@ -83,7 +83,11 @@ where
         let room = memory.0.room(stream, 0, (product.n + config.rows(ranks)) * product.k)?;
         let device = stream.device();
         let casts = (F::load(&device)?, G::load(&device)?);
-        Ok(Self { scatter: GemmReduceScatter::made(memory, stream, config, (Err("codes are dequantized a panel at a time".to_owned()), false), &becomes)?, casts, room })
+        Ok(Self {
+            scatter: GemmReduceScatter::made(memory, stream, config, ([NOT_WHOLE; 2].map(|why| Err(why.to_owned())), false), &becomes)?,
+            casts,
+            room,
+        })
     }
 
     /// The method, and why.
@@ -135,6 +139,9 @@ where
         })
     }
 }
+
+/// Why all rows are no kernel.
+const NOT_WHOLE: &str = "codes are dequantized a panel at a time";
 
 /// Rows and columns of `B` as it is stored.
 fn shape_of_b(product: &GemmConfig) -> [u64; 2] {

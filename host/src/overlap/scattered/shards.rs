@@ -86,7 +86,7 @@ impl Shards {
     }
 
     /// The place of a source among those at a member.
-    fn place_at(&self, member: u32, source: u32) -> u64 {
+    pub fn place_at(&self, member: u32, source: u32) -> u64 {
         u64::from(if source < member { source } else { source - 1 })
     }
 }
