@@ -28,6 +28,8 @@ pub(super) struct Inner {
     pub out: Stream,
     /// Tells the others what was read, beside later work of the stream that read it.
     back: Stream,
+    /// Carry copies beside `out`, outside of graphs, where these wait for a kernel of this rank one by one.
+    pub beside: [Stream; 2],
     bytes: u64,
     places: Mutex<[SymmetricBuffer<u8>; PLACES]>,
     /// Set by who has put a chunk: of each place, one for each chunk of a shard.
@@ -167,13 +169,13 @@ impl OverlapMemory {
         arena.check_member("OverlapMemory::take", member)?;
         // Before anything is taken: the other ranks take as much.
         arena.check_stream(out)?;
-        let back = out.device().urgent_stream()?;
+        let (back, beside) = (out.device().urgent_stream()?, [out.device().urgent_stream()?, out.device().urgent_stream()?]);
         let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
         let ready = arena.flags("chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("place was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
         let (places, state, rooms) = (Mutex::new(places), Arc::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { arena, member, out, back, bytes, places, ready, free, state, rooms })))
+        Ok(Self(Arc::new(Inner { arena, member, out, back, beside, bytes, places, ready, free, state, rooms })))
     }
 
     /// Fails unless so many bytes fit a place.

@@ -301,18 +301,23 @@ fn launch<T: ScatterOperands<O>, O: Pod>(
 }
 
 impl<O: Pod> Staged<O> {
-    /// Puts each panel to its member once the kernel has told that it is there, and the member that it has read what was in the place; then tells it so. After the launch of the kernel.
+    /// Puts each panel to its member once the kernel has told that it is there, and all members that they have read what was in the place; then tells it so. After the launch of the kernel.
+    ///
+    /// Panels take turns on some streams: a wait and a flag take as long as some megabytes. In a graph there is one, which its maker has named.
     fn put(&self, inner: &Inner, parts: &SymmetricBuffer<u8>, place: usize) -> Result<()> {
-        for StagedPanel { target, panel, flag, from, at } in &self.panels {
-            let to = inner.world_rank(*target);
-            let mut batch = inner.arena.batch(&inner.out).take_own(&inner.ready, *flag)?;
-            if *panel == 0 {
-                batch = batch.take_back(&inner.free, place as u32, to)?;
-            }
+        let credit = inner.arena.batch(&inner.out);
+        inner.others().try_fold(credit, |batch, other| batch.take_back(&inner.free, place as u32, other))?.enqueue()?;
+        let beside = if inner.out.is_capturing() { &inner.beside[..0] } else { &inner.beside };
+        let taken = inner.out.mark()?;
+        beside.iter().try_for_each(|stream| stream.wait(&taken))?;
+        let outs = || std::iter::once(&inner.out).chain(beside);
+        for (StagedPanel { target, panel, flag, from, at }, out) in self.panels.iter().zip(outs().cycle()) {
+            let (to, batch) = (inner.world_rank(*target), inner.arena.batch(out).take_own(&inner.ready, *flag)?);
             let peer = parts.peer(to)?;
             let batch = batch.put(&peer, &self.bytes, from.clone(), *at)?;
             batch.set(&inner.ready, Inner::ready_flag(place, *panel), to)?.enqueue()?;
         }
+        beside.iter().try_for_each(|stream| inner.out.wait(&stream.mark()?))?;
         // What writes there later waits for the puts.
         self.rows.memory().add_use(&inner.out.0, false, &mut Vec::new());
         Ok(())

@@ -273,9 +273,12 @@ impl ReduceScatterConfig {
         let end = rates.beside * alone;
         let last = (end - 2.0 * of_tile).max(end * f64::from(others) / f64::from(ranks.get()));
         let bytes = (self.rows(ranks) * self.sizes.n * T::RESULT_BYTES) as f64 / f64::from(shards.panels());
-        let put = rates.wait + rates.start + rates.put_beside * bytes / rates.put + rates.flag;
-        let out = (1..=others * shards.panels()).fold(0.0_f64, |out, number| out.max(last * f64::from(number) / count + of_tile) + put);
-        end.max(out + 2.0 * of_tile).max(rates.host.sequential + 6.0 * count)
+        // A tile has landed when the next one of its block is done. Waits and flags go beside copies.
+        let ready = |number: u32| last * f64::from(number) / count + of_tile + rates.wait;
+        let out = (1..=others * shards.panels())
+            .fold(0.0_f64, |out, number| out.max(ready(number)) + rates.start + rates.put_beside * bytes / rates.put);
+        // An own tile adds parts when its product is there.
+        end.max(out + rates.flag).max(rates.host.sequential + 6.0 * count)
     }
 
     /// The time of all copies.
