@@ -155,7 +155,7 @@ pub(super) fn place_of(turn: u64) -> usize {
 
 impl OverlapMemory {
     /// Takes two places of `bytes` bytes for a member of a team of the arena's world, and flags. Every rank takes as much, in one order with all else, also one
-    /// of another team. `out` carries the copies to the others: best a stream [of high priority](crate::Device::urgent_stream) that carries nothing
+    /// of another team. `out` carries the copies to the others, outside of graphs beside two streams of the memory where panels of one kernel are put: best a stream [of high priority](crate::Device::urgent_stream) that carries nothing
     /// else.
     ///
     /// Members count the calls of a memory, captured ones too, and take its places in turn. A capture that fails on one of them counts nothing there: that member captures the same again before its next

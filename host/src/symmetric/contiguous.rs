@@ -137,12 +137,21 @@ impl<'a, T: Pod> ContiguousView<'a, T> {
 
     /// The owner of kernels' views: on the virtual cluster it tells which elements those are. On a GPU that is not asked.
     fn owner(&self) -> Owner<'a> {
-        let (buffer, ranks) = (self.buffer, self.buffer.arena.world().get());
+        self.owner_of(|_| 0..self.len)
+    }
+
+    /// The same of some elements of each rank's.
+    fn owner_of(&self, of: impl Fn(Rank) -> Range<u64>) -> Owner<'a> {
+        let buffer = self.buffer;
         if buffer.local.memory().runtime.kind() != Kind::Emulated {
             return buffer.local.owner();
         }
         let (memory, size) = (Arc::clone(buffer.local.memory()), size_of::<T>() as u64);
-        buffer.lent.lend(Instances { memory, first: self.address, stride: self.stride * size, ranks, bytes: self.len * size })
+        let piece = |rank: Rank| {
+            let Range { start, end } = of(rank);
+            (self.address + (u64::from(rank.index()) * self.stride + start) * size, (end - start) * size)
+        };
+        buffer.lent.lend(Instances { memory, pieces: buffer.arena.world().ranks().map(piece).collect() })
     }
 
     /// Copies the elements of every rank to `target`, one rank's after the other's, in stream order and by the copy engine: as
@@ -186,6 +195,19 @@ impl<'a, T: Pod> ContiguousViewMut<'a, T> {
         // SAFETY: as there; the exclusive borrow of the buffer is the exclusive view of its elements on this rank, signals order the others'; of what lies
         // between the caller vouches that it is not used.
         Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.owner()) })
+    }
+
+    /// The same view, for a kernel that writes a part of each rank's elements: what others do with the rest needs no order with it.
+    ///
+    /// # Safety
+    /// As [`view_mut`](Self::view_mut), with `i` in the part of rank `r`, which lies within its elements and may be empty.
+    ///
+    /// # Errors
+    /// What ended the arena.
+    pub(crate) unsafe fn parts_mut(&mut self, stream: &Stream, part: impl Fn(Rank) -> Range<u64>) -> Result<DeviceViewMut<'_, T>> {
+        let view = self.0.view(stream)?;
+        // SAFETY: as above; the caller vouches that no more is used.
+        Ok(unsafe { DeviceViewMut::from_raw(view.address(), view.len(), self.0.owner_of(part)) })
     }
 }
 

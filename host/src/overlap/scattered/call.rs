@@ -293,7 +293,7 @@ fn launch<T: ScatterOperands<O>, O: Pod>(
         None => {
             places = all.contiguous_mut()?;
             // SAFETY: the kernel stores in this rank's part of each place alone, which its owner has read.
-            (unsafe { places.view_mut(compute) }?.cast(), Inner::ready_flag(place, 0))
+            (unsafe { places.parts_mut(compute, |rank| of.stored_at(rank)) }?.cast(), Inner::ready_flag(place, 0))
         }
     };
     let away = Sending { others: leaves.then_some(others), signals: signals.argument(), flag };
@@ -311,16 +311,16 @@ impl<O: Pod> Staged<O> {
         let taken = inner.out.mark()?;
         beside.iter().try_for_each(|stream| stream.wait(&taken))?;
         let outs = || std::iter::once(&inner.out).chain(beside);
-        for (StagedPanel { target, panel, flag, from, at }, out) in self.panels.iter().zip(outs().cycle()) {
+        let put = self.panels.iter().zip(outs().cycle()).try_for_each(|(StagedPanel { target, panel, flag, from, at }, out)| {
             let (to, batch) = (inner.world_rank(*target), inner.arena.batch(out).take_own(&inner.ready, *flag)?);
             let peer = parts.peer(to)?;
             let batch = batch.put(&peer, &self.bytes, from.clone(), *at)?;
-            batch.set(&inner.ready, Inner::ready_flag(place, *panel), to)?.enqueue()?;
-        }
-        beside.iter().try_for_each(|stream| inner.out.wait(&stream.mark()?))?;
-        // What writes there later waits for the puts.
+            batch.set(&inner.ready, Inner::ready_flag(place, *panel), to)?.enqueue()
+        });
+        // Also of those that were enqueued before an error: what writes there later, or frees it, waits for the puts.
+        let joined = beside.iter().try_for_each(|stream| inner.out.wait(&stream.mark()?));
         self.rows.memory().add_use(&inner.out.0, false, &mut Vec::new());
-        Ok(())
+        put.and(joined)
     }
 }
 
@@ -348,6 +348,14 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         let is_read = |panel: &u32| !self.shards.panel(me, *panel).is_empty();
         let (read, unread): (Vec<_>, Vec<_>) = panels.partition(is_read);
         [read, unread].map(|panels| panels.into_iter().flat_map(of).collect())
+    }
+
+    /// The bytes of a rank's place in which this rank's part of its rows lies: none of a rank that gets none from here.
+    fn stored_at(&self, rank: Rank) -> Range<u64> {
+        let (inner, me) = (&self.memory.0, self.memory.member().rank().index());
+        let bytes = self.shards.extent() * self.product.n * size_of::<O>() as u64;
+        let place = self.shards.targets(me).find(|target| inner.world_rank(*target) == rank).map(|target| self.shards.place_at(target, me));
+        place.map_or(0..0, |place| place * bytes..(place + 1) * bytes)
     }
 
     /// Bytes of the parts that come here.
