@@ -145,7 +145,7 @@ pub struct BulkChoice {
 
 impl BulkChoice {
     /// Of two products of so many ranks, on devices of these rates; `G` and `S` are the elements of their results. Depends on sizes, layouts, types and rates alone. Begun together the gathered one goes by
-    /// [`Method::Sequential`].
+    /// [`Sequential`](crate::overlap::Method::Sequential).
     ///
     /// # Errors
     /// As [`AllGatherConfig::choose`] and [`ReduceScatterConfig::choose`].

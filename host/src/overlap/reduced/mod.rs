@@ -93,7 +93,7 @@ const NOT_WHOLE: &str = "rows go to all ranks";
 enum Made<T: ReduceOperands<O>, O: Summed> {
     /// The rows of each run of own rows lie in the result.
     Scattered {
-        scatter: GemmReduceScatter<T, O>,
+        scatter: Box<GemmReduceScatter<T, O>>,
         rows: Vec<Buffer<O>>,
     },
     OneShot(OneShot<T, O>),
@@ -135,7 +135,7 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
                     &becomes,
                 )?;
                 let own = scatter.own_rows().map(|rows| (rows.start * product.n, (rows.end - rows.start) * product.n));
-                Made::Scattered { rows: own.map(|(first, len)| memory.0.rows_of(first, len)).collect(), scatter }
+                Made::Scattered { rows: own.map(|(first, len)| memory.0.rows_of(first, len)).collect(), scatter: Box::new(scatter) }
             }
             AllReduceMethod::OneShot => {
                 let runtime = device.runtime();

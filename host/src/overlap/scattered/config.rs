@@ -245,7 +245,7 @@ impl ReduceScatterConfig {
 
     /// Numbers of panels of a shard of one kernel, each of which has a flag here and at its owner.
     fn whole_panels(&self, ranks: WorldSize) -> Vec<u32> {
-        let most = (SENT_FLAGS / (ranks.get() - 1).max(1)).min(Self::MOST_PANELS).max(1);
+        let most = (SENT_FLAGS / (ranks.get() - 1).max(1)).clamp(1, Self::MOST_PANELS);
         [1, 2, 3, 4, 6, 8].into_iter().filter(|panels| *panels <= most).collect()
     }
 
@@ -264,7 +264,8 @@ impl ReduceScatterConfig {
         rates.beside * alone + 0.5 * self.wire::<T, O>(ranks, rates) + rates.flag
     }
 
-    /// The time of one kernel whose panels are put when their tiles are there: of the product, or until the last own tiles have what came last.
+    /// The time of one kernel whose panels are put when their tiles are there: of the product, or until the last own tiles have what came last. And the time of a tile and a half: at 104 shapes on two H200s it took up to two tiles longer than
+    /// by this order, which is not understood yet, and the panels of some were too few.
     fn time_whole<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile, panels: u32) -> f64 {
         let Some([alone, of_tile]) = self.kernel_of_all::<T, O>(ranks, rates, tile) else { return f64::INFINITY };
         let (shards, others) = (self.shards(ranks, panels), ranks.get() - 1);
@@ -273,12 +274,12 @@ impl ReduceScatterConfig {
         let end = rates.beside * alone;
         let last = (end - 2.0 * of_tile).max(end * f64::from(others) / f64::from(ranks.get()));
         let bytes = (self.rows(ranks) * self.sizes.n * T::RESULT_BYTES) as f64 / f64::from(shards.panels());
-        // A tile has landed when the next one of its block is done. Waits and flags go beside copies.
+        // A tile has landed when the next one of its block is done. Waits and flags go beside copies, on three streams; in a graph, which has one, they do not.
         let ready = |number: u32| last * f64::from(number) / count + of_tile + rates.wait;
         let out = (1..=others * shards.panels())
             .fold(0.0_f64, |out, number| out.max(ready(number)) + rates.start + rates.put_beside * bytes / rates.put);
         // An own tile adds parts when its product is there.
-        end.max(out + rates.flag).max(rates.host.sequential + 6.0 * count)
+        (end.max(out + rates.flag) + 1.5 * of_tile).max(rates.host.sequential + 6.0 * count)
     }
 
     /// The time of all copies.
@@ -402,16 +403,19 @@ mod tests {
     }
 
     #[test]
-    fn large_products_are_one_kernel_and_small_ones_in_one_panel() {
-        let choose = |m, ranks| {
-            let config = ReduceScatterConfig::new(Global { m, n: 8192, k: 8192 });
+    fn large_products_are_in_panels_and_short_sums_of_four_ranks_one_kernel() {
+        let of = |sizes, ranks| {
+            let config = ReduceScatterConfig::new(sizes);
             config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
         };
+        let choose = |m, ranks| of(Global { m, n: 8192, k: 8192 }, ranks);
+        let short = of(Global { m: 16384, n: 8192, k: 4096 }, 4);
+        assert!(short.method == ScatterMethod::Whole && short.panels > 1, "{short}");
         for ranks in [2, 4] {
             let large = choose(8192, ranks);
-            assert!(large.method == ScatterMethod::Whole && large.panels > 1, "{large}");
+            assert!(large.method == ScatterMethod::Fused && large.panels > 1, "{large}");
             let ScatterTimes { product, wire, whole, fused, .. } = large.predicted;
-            assert!((product.max(wire)..1.1 * product.max(wire)).contains(&whole.unwrap()), "{large}");
+            assert!((product.max(wire)..1.2 * product.max(wire)).contains(&whole.unwrap()), "{large}");
             assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
             // Shards of no whole tiles.
             let ragged = choose(8000, ranks);
