@@ -357,21 +357,6 @@ impl<T: Pod> GlobalMut<T> {
         [pair as u32, (pair >> 32) as u32]
     }
 
-    /// Two neighbours from element `index` on, of 2 or 4 bytes, at a multiple of the bytes of both.
-    #[inline(always)]
-    #[track_caller]
-    pub fn load_neighbours(&self, index: u64) -> [T; 2] {
-        const { assert!(size_of::<T>() == 2 || size_of::<T>() == 4, "two are a word, or two words") }
-        let [a, b] = if const { size_of::<T>() == 2 } {
-            // SAFETY: as `Global::load`.
-            [unsafe { <Target as GlobalMemory>::load(self.range(index, elements_of::<T>(4).into())) }, 0]
-        } else {
-            self.load_pair(index)
-        };
-        let both = Vector::<T>::from_words([a, b, 0, 0]);
-        [both.lane(0), both.lane(1)]
-    }
-
     /// Writes element `index`.
     #[inline(always)]
     #[track_caller]
