@@ -147,7 +147,8 @@ fn cost() {
     let [memory, threads, files] = beside_many("cost", 800, &[&long, &almost, &[], &opening(&[8; 32])]);
     println!("800 strangers: {memory} KiB, {threads} threads and {files} files more");
     assert!(memory < 2048, "{memory} KiB for 800 strangers");
-    assert_eq!(threads, 0, "no thread is a stranger's");
+    // Rank 0 may begin one of its own while they come.
+    assert!(threads <= 1, "{threads} threads are strangers'");
     assert!(files <= 256, "{files} files are strangers'");
 }
 

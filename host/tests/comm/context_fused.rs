@@ -279,12 +279,8 @@ fn passes_on_streams_of_their_own() {
 /// Four sections, of four key heads each, take turns on three streams of puts.
 #[test]
 fn more_sections_than_streams_of_puts() {
-    let packed =
-        AttentionConfig { layout: Layout::Packed, batches: 2, heads: 16, key_heads: 16, head_size: 128, queries: 256, keys: 256, ..BASE };
-    for ranks in [2, 3] {
-        let rows = if ranks == 2 { [[100, 100], [156, 156]] } else { [[96, 96], [150, 150]] };
-        Case { lengths: rows.to_vec(), ..Case::new(ranks, packed).by(Schedule::Fused) }.run().unwrap();
-    }
+    let packed = AttentionConfig { layout: Layout::Packed, heads: 16, key_heads: 16, head_size: 128, queries: 512, keys: 512, ..BASE };
+    Case { lengths: vec![[512, 512]], ..Case::new(2, packed).by(Schedule::Fused) }.run().unwrap();
 }
 
 /// Kernels are loaded with the operation: a load may wait for all work of the device, which waits for other ranks later.
