@@ -63,7 +63,7 @@ mod tile_shape;
 pub use any::{GEMM_ANY, GemmAny, GemmAnyArgs, Operand, OperandArgument};
 pub use arrival::{Gathered, GatheredArgument, PRESENT};
 pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmBlocks, GemmBlocksArgs, ScaledTile};
-pub use epilogue::{EPILOGUE_ROWS, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs};
+pub use epilogue::{EPILOGUE_ROWS, EPILOGUE_VECTOR, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs};
 pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
 pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use oxtile_kernels::column_sums::{ColumnSums, ColumnSumsArgs};
-use oxtile_kernels::gemm::{EPILOGUE_ROWS, GemmEpilogue, GemmEpilogueArgs};
-use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut, Kernel};
-use oxtile_tile::num::{Float, Pod};
+use oxtile_kernels::gemm::{EPILOGUE_ROWS, EPILOGUE_VECTOR, GemmEpilogue, GemmEpilogueArgs};
+use oxtile_kernels::sum_parts::Summed;
+use oxtile_tile::launch::{BufferAccess, DeviceView, DeviceViewMut, Kernel, Signature};
+use oxtile_tile::num::Pod;
 
 use super::config::{Activation, GemmConfig};
 use super::table::GemmOperands;
@@ -104,12 +105,25 @@ pub trait EpilogueKernel<O>: Send + Sync {
     ) -> Result<()>;
 }
 
-impl<O: Float + Pod> EpilogueKernel<O> for Loaded<GemmEpilogue<O>>
+/// The kernels of results of `O`.
+pub(super) struct EpilogueKernels<O: Summed>
 where
-    GemmEpilogue<O>: Kernel,
+    GemmEpilogue<O, true>: Signature,
+    GemmEpilogue<O, false>: Signature,
+{
+    /// Of matrices whose rows begin at multiples of 16 bytes, and of all others.
+    pub vectors: Loaded<GemmEpilogue<O, true>>,
+    pub elements: Loaded<GemmEpilogue<O, false>>,
+}
+
+impl<O: Summed> EpilogueKernel<O> for EpilogueKernels<O>
+where
+    GemmEpilogue<O, true>: Kernel,
+    GemmEpilogue<O, false>: Kernel,
 {
     fn prepare(&self, device: &Device) -> Result<()> {
-        Loaded::prepare(self, device)
+        self.vectors.prepare(device)?;
+        self.elements.prepare(device)
     }
 
     fn launch(
@@ -121,7 +135,13 @@ where
         columns: u32,
     ) -> Result<()> {
         let (input, derives) = input.unzip();
-        Loaded::launch(self, stream, GemmEpilogueArgs { result, input, sums, columns, derives: derives.unwrap_or(false) })
+        let derives = derives.unwrap_or(false);
+        let begins = |address: u64| address.is_multiple_of(16);
+        if columns.is_multiple_of(EPILOGUE_VECTOR) && begins(result.address()) && input.is_none_or(|input| begins(input.address())) {
+            self.vectors.launch(stream, GemmEpilogueArgs { result, input, sums, columns, derives })
+        } else {
+            self.elements.launch(stream, GemmEpilogueArgs { result, input, sums, columns, derives })
+        }
     }
 }
 

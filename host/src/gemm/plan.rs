@@ -86,8 +86,6 @@ const TRANSPOSE: f64 = 3800.0;
 const FILLED: f64 = 0.48;
 /// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
 const PARTS: f64 = 3.2;
-/// Floating-point operations a nanosecond of 16-bit operands that the card's power allows, the edges of tiles included.
-const POWER: f64 = 710_000.0;
 /// Nanoseconds from the last part to the sum.
 const TICKET: f64 = 2170.0;
 /// Bytes a nanosecond at which a block leaves a part, and at which it adds parts up.
@@ -111,6 +109,15 @@ impl GemmTile {
     pub fn count(self, [m, n]: [u64; 2]) -> u64 {
         let ([rows, columns], cluster) = self.size();
         m.div_ceil(rows * cluster) * n.div_ceil(columns)
+    }
+
+    /// Floating-point operations a nanosecond of 16-bit operands that the card's power allows, the edges of tiles included: as fitted to short runs, and 4 % less of small tiles, so that of tiles which are as fast in short runs the large ones are taken. Small tiles bring operands
+    /// from the L2 cache more often, which takes power: of 8192 x 14336 x 8192 in bf16 again and again 128x128 had 630 TFLOP/s, and 128x256 in clusters 693 (docs/performance/gemm.md).
+    fn power(self) -> f64 {
+        match self {
+            Self::Tile128x256 => 710_000.0,
+            Self::Tile128x128 | Self::Tile64x128 | Self::Tile64x64 => 680_000.0,
+        }
     }
 
     fn costs(self) -> Costs {
@@ -219,7 +226,7 @@ impl Problem {
         let filled = (loaded - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
         let memory = (operands + FILLED * filled + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
-        let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / POWER;
+        let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / tile.power();
         let works = together((0..clusters).map(work).collect(), memory);
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
         self.transposing + LAUNCH + works.max(power) + adding

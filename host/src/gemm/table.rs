@@ -1,12 +1,12 @@
 //! The kernels of each pair of elements.
 
-use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmEpilogue, GemmGrouped, GemmPortable, TileShape};
+use oxtile_kernels::gemm::{self, GemmAny, GemmBlocks, GemmGrouped, GemmPortable, TileShape};
 use oxtile_tile::launch::Kernel;
 use oxtile_tile::num::{Pod, bf16, e4m3, e5m2, f16};
 
 use super::choice::{GemmKernel, GemmTile};
 use super::config::GemmConfig;
-use super::epilogue::EpilogueKernel;
+use super::epilogue::{EpilogueKernel, EpilogueKernels};
 use super::grouped::GroupedInstance;
 use super::plan::GemmPlan;
 use super::product::Matrices;
@@ -106,7 +106,7 @@ macro_rules! operands {
             $(const GROUPED: Table<GemmKernel, AnyGrouped<Self, $o>> = &[$grouped];)?
 
             fn epilogue(runtime: &Runtime) -> Result<Box<dyn EpilogueKernel<$o>>> {
-                Ok(Box::new(runtime.load::<GemmEpilogue<$o>>()?))
+                Ok(Box::new(EpilogueKernels::<$o> { vectors: runtime.load()?, elements: runtime.load()? }))
             }
         }
     )* };

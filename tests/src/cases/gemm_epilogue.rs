@@ -9,8 +9,8 @@ use oxtile_tile::num::{bf16, e4m3, f16};
 use super::gemm::{Operand, Output};
 use crate::case::{Case, Outcome, Size, agrees, equal, stream, text};
 
-/// One block and parts of it, three blocks of rows, no whole vectors, and no rows.
-const SMALL: [[u64; 3]; 4] = [[8, 8, 16], [300, 40, 32], [33, 17, 8], [0, 24, 16]];
+/// One block and parts of it, three blocks of rows, no whole vectors, of more columns than a warp has lanes too, more columns than a block has, and no rows.
+const SMALL: [[u64; 3]; 6] = [[8, 8, 16], [300, 40, 32], [33, 17, 8], [33, 77, 8], [33, 264, 8], [0, 24, 16]];
 const LARGE: [u64; 3] = [1000, 1032, 64];
 
 pub fn cases() -> Vec<Case> {

@@ -139,10 +139,10 @@ where
 /// In place, with sums of columns of two blocks of rows, the second of which is cut short.
 fn gemm_epilogue(device: &Device) -> Result<Vec<u32>, Outcome> {
     const M: u64 = EPILOGUE_ROWS as u64 + 40;
-    const N: u64 = 40;
+    const N: u64 = 264;
     let (mut result, input) = (device.upload::<bf16>("result", &values(M * N)), device.upload::<bf16>("input", &values(M * N)));
     let mut sums = device.upload::<f32>("sums", &[0; 2 * N as usize]);
-    device.launch::<GemmEpilogue<bf16>>(GemmEpilogueArgs {
+    device.launch::<GemmEpilogue<bf16, true>>(GemmEpilogueArgs {
         result: result.view_mut(),
         input: Some(input.view()),
         sums: Some(sums.view_mut()),
