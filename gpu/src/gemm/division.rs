@@ -4,7 +4,7 @@ use super::Shape;
 use super::arrival::{Arrival, Present};
 use super::order::{Order, WorkOrder};
 use super::place::Place;
-use super::sharing::{Sharing, Whole};
+use super::sharing::{Complete, Sharing};
 use super::split::Split;
 
 /// What the blocks of a launch compute, and when. Matrices have tensor maps of `RANK` dimensions.
@@ -36,7 +36,7 @@ pub trait Division<const RANK: usize>: Copy {
 impl Division<2> for Split {
     type Order = Order;
     type Arrival = Present;
-    type Sharing = Whole;
+    type Sharing = Complete;
 
     #[inline(always)]
     #[track_caller]
@@ -50,8 +50,8 @@ impl Division<2> for Split {
     }
 
     #[inline(always)]
-    fn sharing(&self, _: Shape, _: u32) -> Whole {
-        Whole
+    fn sharing(&self, _: Shape, _: u32) -> Complete {
+        Complete
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ use super::arrival::Gathered;
 use super::division::Division;
 use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping};
 use super::order::TileList;
-use super::sharing::Whole;
+use super::sharing::Complete;
 use super::split::Split;
 use super::tensors::Tensors;
 use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
@@ -48,7 +48,7 @@ struct InTurn<G> {
 impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
-    type Sharing = Whole;
+    type Sharing = Complete;
     const KEEPS: bool = G::KEEPS;
     const DERIVES: bool = G::DERIVES;
 
@@ -64,8 +64,8 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     }
 
     #[inline(always)]
-    fn sharing(&self, _: Shape, _: u32) -> Whole {
-        Whole
+    fn sharing(&self, _: Shape, _: u32) -> Complete {
+        Complete
     }
 
     #[inline(always)]

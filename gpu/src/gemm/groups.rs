@@ -8,7 +8,7 @@ use super::arrival::Present;
 use super::division::Division;
 use super::order::{BAND, Work, WorkOrder};
 use super::place::{Group, Range};
-use super::sharing::Whole;
+use super::sharing::Complete;
 use super::split::Split;
 
 /// Every group is a product of its own; no tile is split.
@@ -23,7 +23,7 @@ pub struct Groups<const BY_SUM: bool> {
 impl<const BY_SUM: bool> Division<4> for Groups<BY_SUM> {
     type Order = GroupOrder<BY_SUM>;
     type Arrival = Present;
-    type Sharing = Whole;
+    type Sharing = Complete;
 
     #[inline(always)]
     #[track_caller]
@@ -40,8 +40,8 @@ impl<const BY_SUM: bool> Division<4> for Groups<BY_SUM> {
     }
 
     #[inline(always)]
-    fn sharing(&self, _: Shape, _: u32) -> Whole {
-        Whole
+    fn sharing(&self, _: Shape, _: u32) -> Complete {
+        Complete
     }
 
     #[inline(always)]

@@ -20,6 +20,9 @@ use super::tensors::{Exchanged, Tensors};
 use super::tile_shape::{BlockTile, Shared, TileShape};
 use super::{FEW, PART, Shape};
 
+/// The step of a tile after which the tile before has landed in most cases: a few microseconds.
+const LANDED: u32 = 8;
+
 impl<
     const ROW_PARTS: usize,
     const COLUMN_PARTS: usize,
@@ -131,13 +134,16 @@ where
             let mut stage = ring.wait();
             let (left, right) = stage.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
             let mut product = RegisterTile::zero().multiply_add(left, right);
-            for _ in 1..work.steps {
+            for step in 1..work.steps {
                 let next = ring.wait();
                 let (left, right) = next.memory().operands::<COLUMNS, M_MAJOR, N_MAJOR>(part);
                 product = product.multiply_add(left, right);
                 product.wait_earlier();
                 release::<_, CLUSTER>(stage);
                 stage = next;
+                if W::Sharing::SHARES && step == LANDED {
+                    sharing.land();
+                }
             }
             let mut tile = product.wait();
             release::<_, CLUSTER>(stage);

@@ -1,7 +1,7 @@
 //! Matrix multiplication whose sum ranks share, and of which each gets some rows: a product and a reduce-scatter in one launch a rank.
 //!
 //! Tiles are computed in the order of a list. Those of other ranks' rows leave as soon as they are there: TMA stores them at their owner, over the link, or where a copy engine puts them from, while the next tile is multiplied. To those of own rows what the others have
-//! brought here is [added](Shared). The rest is [`gemm`](fn@super::gemm)'s: roles, barriers and what is fused.
+//! brought here is [added](Partial). The rest is [`gemm`](fn@super::gemm)'s: roles, barriers and what is fused.
 //!
 //! The list is such that no rank waits in a circle: every tile that leaves comes before those own tiles of other ranks that wait for it, by its number in the lists, which are alike; all blocks are resident. With own tiles alone in the list, and no place
 //! for others, parts may come by copy engines.
@@ -24,7 +24,7 @@ use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 use super::arrival::{Gathered, Present};
 use super::division::Division;
 use super::order::TileList;
-use super::sharing::{Away, MEMBER, Shared};
+use super::sharing::{Away, MEMBER, Partial};
 use super::split::Split;
 use super::tensors::{Exchanged, Tensors};
 use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
@@ -43,7 +43,7 @@ struct ByOwner {
 impl Division<2> for ByOwner {
     type Order = TileList;
     type Arrival = Present;
-    type Sharing = Shared;
+    type Sharing = Partial;
 
     #[inline(always)]
     #[track_caller]
@@ -57,8 +57,8 @@ impl Division<2> for ByOwner {
     }
 
     #[inline(always)]
-    fn sharing(&self, shape: Shape, columns: u32) -> Shared {
-        Shared::new(self.gathered, self.away, shape, columns)
+    fn sharing(&self, shape: Shape, columns: u32) -> Partial {
+        Partial::new(self.gathered, self.away, shape, columns)
     }
 
     #[inline(always)]

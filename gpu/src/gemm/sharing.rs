@@ -4,7 +4,7 @@
 //! panels. To a tile of own rows the parts of other ranks are added, in `f32` and in the order of their sources.
 //!
 //! Parts arrive in panels of rows, with a flag for each panel and source. The thread that loads operands waits for the flags of a tile's panels and loads the tile's parts into the ring, after its operands: they are there when the
-//! product is. Warpgroups whose tiles of a panel have left count them when they have landed. The last one sets the panel's flag.
+//! product is. Warpgroups count the tiles of a panel that have left when they have landed, some steps into the next tile. The last one sets the panel's flag.
 
 use oxtile_tile::arrivals::{Arrivals, Signals};
 use oxtile_tile::prelude::*;
@@ -43,9 +43,9 @@ pub trait Sharing {
 }
 
 /// The product is the sum.
-pub struct Whole;
+pub struct Complete;
 
-impl Sharing for Whole {
+impl Sharing for Complete {
     const SHARES: bool = false;
 
     #[inline(always)]
@@ -92,7 +92,7 @@ pub struct Away {
 }
 
 /// The product is a part of the sum.
-pub struct Shared {
+pub struct Partial {
     gathered: Gathered,
     away: Option<Away>,
     arrivals: Arrivals,
@@ -104,7 +104,7 @@ pub struct Shared {
     leaving: u32,
 }
 
-impl Shared {
+impl Partial {
     /// Nothing was waited for, and nothing has left, of a product in tiles of so many columns.
     #[inline(always)]
     pub fn new(gathered: Gathered, away: Option<Away>, shape: Shape, columns: u32) -> Self {
@@ -120,7 +120,7 @@ impl Shared {
     }
 }
 
-impl Sharing for Shared {
+impl Sharing for Partial {
     const SHARES: bool = true;
 
     #[inline(always)]

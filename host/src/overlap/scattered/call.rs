@@ -132,7 +132,7 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
     /// The products of other members' rows, and their puts. Where tiles leave as they are computed, that is the launch of own rows too, unless that comes apart.
     pub fn send(&mut self, compute: &Stream, what: &'static str, is_apart: bool) -> Result<Begun> {
         let inner = &self.of.memory.0;
-        inner.arena.check()?;
+        inner.arena.glance()?;
         let turn = inner.turn();
         let (place, mut places) = (place_of(turn), inner.places());
         // Whatever can be refused is refused before the others hear of the call.

@@ -17,6 +17,11 @@ pub(super) const SENT_FLAGS: u32 = PLACES as u32 * Cut::CHUNKS;
 /// Rows of 2^16 of the smallest tiles: an entry of a list of tiles has 16 bits for each.
 const MOST_ROWS: u64 = 1 << 23;
 
+/// Microseconds that the host takes for a call without puts: of up to 384 rows of 4096 columns calls of one put took 30 to 39 on two H200s, K of 4096 and 7168 (`overlap_shapes_scattered_two_h200_97a3f4a3.json`).
+const HOST: f64 = 24.0;
+/// Microseconds from the last tile of a panel to its put, and from the put to the kernel that waits, beyond what each step takes: where short products wait for their last panel (the same file).
+const PASSED_ON: f64 = 20.0;
+
 /// How a product and a reduce-scatter are done together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterMethod {
@@ -264,8 +269,7 @@ impl ReduceScatterConfig {
         rates.beside * alone + 0.5 * self.wire::<T, O>(ranks, rates) + rates.flag
     }
 
-    /// The time of one kernel whose panels are put when their tiles are there: of the product, or until the last own tiles have what came last. And the time of a tile and a half: at 104 shapes on two H200s it took up to two tiles longer than
-    /// by this order, which is not understood yet, and the panels of some were too few.
+    /// The time of one kernel whose panels are put when their tiles are there: of the product, or until the last own tiles have what came last.
     fn time_whole<T: ScatterOperands<O>, O: 'static>(&self, ranks: WorldSize, rates: &Rates, tile: GemmTile, panels: u32) -> f64 {
         let Some([alone, of_tile]) = self.kernel_of_all::<T, O>(ranks, rates, tile) else { return f64::INFINITY };
         let (shards, others) = (self.shards(ranks, panels), ranks.get() - 1);
@@ -274,12 +278,13 @@ impl ReduceScatterConfig {
         let end = rates.beside * alone;
         let last = (end - 2.0 * of_tile).max(end * f64::from(others) / f64::from(ranks.get()));
         let bytes = (self.rows(ranks) * self.sizes.n * T::RESULT_BYTES) as f64 / f64::from(shards.panels());
-        // A tile has landed when the next one of its block is done. Waits and flags go beside copies, on three streams; in a graph, which has one, they do not.
-        let ready = |number: u32| last * f64::from(number) / count + of_tile + rates.wait;
+        // A tile is counted eight steps into the next one. Waits and flags go beside copies, on three streams; in a graph, which has one, they do not.
+        let landed = of_tile * (8.0 * 64.0 * f64::from(ranks.get()) / self.sizes.k as f64).min(1.0);
+        let ready = |number: u32| last * f64::from(number) / count + landed + rates.wait;
         let out = (1..=others * shards.panels())
             .fold(0.0_f64, |out, number| out.max(ready(number)) + rates.start + rates.put_beside * bytes / rates.put);
         // An own tile adds parts when its product is there.
-        (end.max(out + rates.flag) + 1.5 * of_tile).max(rates.host.sequential + 6.0 * count)
+        (end.max(out + rates.flag + PASSED_ON) + 0.25 * of_tile).max(HOST + 6.0 * count)
     }
 
     /// The time of all copies.
@@ -299,7 +304,7 @@ impl ReduceScatterConfig {
         } else {
             now.max(out + rates.wait) + own
         };
-        end.max(rates.host.sequential + 6.0 * f64::from((ranks.get() - 1) * shards.panels()))
+        end.max(HOST + 6.0 * f64::from((ranks.get() - 1) * shards.panels()))
     }
 
     /// The time until all ranks have all rows: own rows are multiplied a panel at a time, which is put to the others while the next is multiplied.
