@@ -1,36 +1,37 @@
 //! Small sums over ranks in one launch a rank: each rank stores its part at every other one, waits for theirs, and adds all of them in the order of the ranks.
 //!
-//! A CUDA block serves a *lane*: some vectors of the sum, with slots and flags of its own at every rank. It
+//! A thread serves some vectors of the sum, by itself. It
 //!
-//! 1. stores its vectors in the slot of this rank at every other one, and raises the lane's flag there to the epoch of the call;
-//! 2. waits until the lane's flags of all other ranks have come to that epoch;
+//! 1. stores its part of them in the [slots](oxtile_tile::slots) of this rank at every other one;
+//! 2. waits until the same vectors of all other ranks have come here, and empties their slots;
 //! 3. adds, in `f32` and in the order of the ranks, so that all ranks have the same bits; the factor, the bias and GELU come after the whole sum.
 //!
-//! Slots are taken in turn by the epoch's parity. No flag tells a rank that a slot is free: a slot is written again two calls later, after the flag of the call between, which its reader raised after it had read.
-//! The epoch of a lane is in memory of the device, so that a graph's replay goes on where the last call ended.
+//! Slots are taken in turn by the parity of the call. No flag tells a rank that a slot is empty. It stores to the slot again two calls later: by then it has the reader's part of the call between, which the reader sent after it had emptied the slot.
+//! A *lane* is the vectors of a CUDA block. Its calls are counted in device memory, so that a graph's replay goes on where the last call ended.
 //!
-//! A wait that is not answered stops its lane for good: what it would send is garbage, and the host finds the verdict ([`Arrivals`]).
+//! A part that does not come is NaN, and so is the sum. The lane is over from then on: its later sums are NaN too, without a wait. The host finds the verdict ([`Arrivals`]).
 //!
 //! Floor: latency, one crossing of the link; the bytes of a part go to every other rank.
 
 #![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
 
-use oxtile_tile::arrivals::{Arrivals, Signals, Waits};
+use oxtile_tile::arrivals::{Arrivals, Waits};
 use oxtile_tile::global::GlobalTable;
 use oxtile_tile::prelude::*;
+use oxtile_tile::slots::Slots;
 
 use crate::gemm::{Fusion, gelu_of};
 use crate::sum_parts::Summed;
 
 const THREADS: u32 = 512;
-/// The most blocks: few, so that all are resident, and enough for the rate of the link.
-pub const LANES: u32 = 16;
+/// The most blocks: few, so that all are resident, and enough for a thread to have one vector of the largest sum.
+pub const LANES: u32 = 32;
 /// Elements of a vector.
 pub const VECTOR: u32 = 8;
-/// Parts whose loads a thread has in flight.
+/// Parts that a thread waits for before it adds them.
 const PARTS: usize = 4;
-/// The epoch of a lane one of whose waits was not answered.
-const STOPPED: u64 = u64::MAX;
+/// The calls of a lane that is over.
+const OVER: u64 = u64::MAX;
 
 #[derive(SharedStorage)]
 struct Shared {
@@ -40,103 +41,77 @@ struct Shared {
 
 /// Where parts arrive: at each rank `[source, 2, LANES, slot]`.
 #[derive(Clone, Copy, Parameter)]
-pub struct Mail<T: Pod> {
+pub struct Mail<T: Pod + Float> {
     /// This rank's slots at each member, `[2, LANES, slot]`.
     pub slots: GlobalTable<T>,
     /// The slots of all members here.
-    pub inbox: GlobalMut<T>,
-    /// The number of each member in the world, by which it has flags.
+    pub inbox: Slots<T>,
+    /// The number of each member in the world, by which a verdict names it.
     pub ranks: Global<u32>,
     /// The calls of each lane so far, `[LANES]`.
-    pub epochs: GlobalMut<u64>,
-    /// Elements of a slot: a multiple of 8.
+    pub calls: GlobalMut<u64>,
+    /// Elements of a lane's slots of a source: a multiple of 8.
     pub slot: u32,
-    /// Vectors of a lane, which fit a slot.
+    /// Vectors of a lane: at most `slot / 8`.
     pub each: u32,
     /// The number of this member.
     pub me: u32,
 }
 
-/// Writes the sum of all members' parts: of `[rows, columns]`, whole vectors of 8 a row. Every member launches it, with the same sizes.
+/// Writes the sum of all members' parts: of `[rows, columns]`, whole vectors of 8 a row. Every member launches it, with the same sizes. `waits` has a flag for each rank of the world, which nothing sets: a verdict names a rank by it.
 ///
-/// The host orders the launches of a rank on one mailbox.
+/// The host orders the launches of a rank on one mailbox. A NaN may lose its sign.
 #[kernel(threads = THREADS, grid = grid, shared = Shared)]
 #[instances(T = [bf16, f16])]
-pub fn all_reduce<T: Summed>(
-    part: Global<T>,
-    sum: GlobalMut<T>,
-    columns: u32,
-    mail: Mail<T>,
-    waits: Waits,
-    signals: Signals,
-    fusion: Fusion<T>,
-) {
-    let Mail { slots, inbox, ranks, epochs, slot, each, me } = mail;
+pub fn all_reduce<T: Summed>(part: Global<T>, sum: GlobalMut<T>, columns: u32, mail: Mail<T>, waits: Waits, fusion: Fusion<T>) {
+    let Mail { slots, inbox, ranks, calls, slot, each, me } = mail;
     let (lane, members, t, is_over) = (block::index()[0], slots.len() as u32, thread::index(), Shared::claim().is_over);
-    let calls = epochs.load(lane.into());
-    if calls == STOPPED {
-        return;
-    }
+    let call = calls.load(lane.into());
     if t == 0 {
-        is_over.store(0, 0);
+        is_over.store(0, (call == OVER).into());
     }
-    let (first, epoch) = (lane * each, calls + 1);
+    block::sync();
+    let first = lane * each;
     let end = (first + each).min((sum.len() / u64::from(VECTOR)) as u32);
-    let in_slot = |vector: u32| u64::from(((epoch % 2) as u32 * LANES + lane) * slot + (vector - first) * VECTOR);
+    let in_slot = |vector: u32| u64::from(((call % 2) as u32 * LANES + lane) * slot + (vector - first) * VECTOR);
 
     let mut vector = first + t;
-    while vector < end {
+    while vector < end && call != OVER {
         let values = part.load_vector(u64::from(vector * VECTOR));
         let mut step = 1;
         while step < members {
             // No two ranks begin with the same one.
             let to = if me + step < members { me + step } else { me + step - members };
             let slots = slots.get(to.into());
-            // SAFETY: the caller that launched the kernel lent the slots of this rank at each member for writing.
-            let slots = unsafe { GlobalMut::<T>::from_raw_parts(slots.start(), slots.len()) };
-            slots.store_vector(in_slot(vector), values);
+            // SAFETY: the caller that launched the kernel lent the slots of this rank at each member.
+            let slots = unsafe { Slots::<T>::from_raw_parts(slots.start(), slots.len()) };
+            slots.send(in_slot(vector), values);
             step += 1;
         }
         vector += THREADS;
     }
-    block::sync();
 
-    let (mut arrivals, others) = (Arrivals::new(waits), |member: u32| member < members && member != me);
-    let mut member = t;
-    while member < members {
-        if others(member) {
-            signals.raise(ranks.load(member.into()), lane, epoch);
-        }
-        member += THREADS;
-    }
-    let mut member = t;
-    while member < members {
-        if others(member) && !arrivals.reach(lane * signals.stride + ranks.load(member.into()), epoch) {
-            is_over.store(0, 1);
-        }
-        member += THREADS;
-    }
-    block::sync();
-
-    let source_slots = u64::from(2 * LANES * slot);
+    let (mut arrivals, of_source) = (Arrivals::new(waits), u64::from(2 * LANES * slot));
     let mut vector = first + t;
     while vector < end {
         let at = u64::from(vector * VECTOR);
         // -0 changes no sum.
         let (mut sums, mut source) = ([-0.0; VECTOR as usize], 0);
         while source < members {
-            let parts: [[f32; VECTOR as usize]; PARTS] = core::array::from_fn(|i| {
-                let source = source + i as u32;
-                if source == me {
-                    T::load_eight(&part, at)
-                } else if source < members {
-                    T::unpack(|i| inbox.load_vector(u64::from(source) * source_slots + in_slot(vector) + i))
-                } else {
-                    [-0.0; VECTOR as usize]
-                }
+            let sources: [u32; PARTS] = core::array::from_fn(|i| source + i as u32);
+            let theirs = sources.map(|source| {
+                let comes = source < members && source != me && call != OVER;
+                comes.then(|| u64::from(source) * of_source + in_slot(vector))
             });
+            let parts = inbox.receive(theirs, &mut arrivals, |i| ranks.load((source + i).into()));
             for i in 0..PARTS {
-                sums = core::array::from_fn(|of| sums[of] + parts[i][of]);
+                let values = match sources[i] {
+                    source if source == me => T::load_eight(&part, at),
+                    source if source >= members => [-0.0; VECTOR as usize],
+                    _ if call == OVER => [f32::NAN; VECTOR as usize],
+                    _ => T::unpack(|_| parts[i]),
+                };
+                sums = core::array::from_fn(|of| sums[of] + values[of]);
             }
             source += PARTS as u32;
         }
@@ -144,8 +119,13 @@ pub fn all_reduce<T: Summed>(
         T::store_eight(&sum, at, finish(&fusion, sums, column));
         vector += THREADS;
     }
+    // All that store it store 1.
+    if arrivals.is_over() {
+        is_over.store(0, 1);
+    }
+    block::sync();
     if t == 0 {
-        epochs.store(lane.into(), if is_over.load(0) == 0 { epoch } else { STOPPED });
+        calls.store(lane.into(), if is_over.load(0) == 0 { call + 1 } else { OVER });
     }
 }
 
@@ -173,7 +153,7 @@ fn grid<T: Summed>(args: &AllReduceArgs<'_, T>, device: &DeviceLimits) -> Result
     LaunchError::check_length("mail.inbox", members * 2 * u64::from(LANES) * slot, mail.inbox.len())?;
     LaunchError::check_limit("mail.inbox", mail.inbox.len(), u32::MAX.into())?;
     LaunchError::check_length("mail.ranks", members, mail.ranks.len())?;
-    LaunchError::check_length("mail.epochs", LANES.into(), mail.epochs.len())?;
+    LaunchError::check_length("mail.calls", LANES.into(), mail.calls.len())?;
     LaunchError::check_limit("mail.me", u64::from(mail.me) + 1, members)?;
     LaunchError::check_at_least("mail.each", 1, each)?;
     LaunchError::check_limit("mail.each", each, slot / u64::from(VECTOR))?;

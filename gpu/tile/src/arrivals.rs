@@ -13,7 +13,7 @@ use oxtile_macros::Parameter;
 use crate::flag::{self, Outcome, Patience};
 use crate::global::{GlobalMut, GlobalTable};
 use crate::launch::{ArgumentWords, BufferAccess, DeviceFlags, Parameter, ParameterName, WordList, WordReader};
-use crate::sync;
+use crate::{sync, thread};
 
 /// Words of 64 bits from a flag to the next: a line of 128 bytes.
 pub const LINE: u64 = 16;
@@ -92,13 +92,15 @@ pub struct Arrivals {
     /// A bit for each of the first 64 flags.
     seen: u64,
     is_over: bool,
+    /// When the first wait for [slots](crate::slots) began: all of a thread together have the patience of one.
+    began: Option<u64>,
 }
 
 impl Arrivals {
     /// Nothing was seen yet.
     #[inline(always)]
     pub const fn new(waits: Waits) -> Self {
-        Self { waits, seen: 0, is_over: false }
+        Self { waits, seen: 0, is_over: false, began: None }
     }
 
     /// Waits for a flag that this thread has not seen yet; flags from 64 on are looked at again each time. Afterwards this thread, and the bulk
@@ -113,38 +115,44 @@ impl Arrivals {
         if self.is_over || self.seen & bit != 0 {
             return;
         }
-        if self.poll(flag, SET) {
+        if self.poll(flag) {
             sync::fence_proxy_async_global();
             self.seen |= bit;
         }
     }
 
-    /// As [`wait`](Self::wait), for a flag that counts: until it has come to `epoch`. It is not remembered. Returns whether it has come. Afterwards this thread sees what was written before,
-    /// not the bulk copies that it issues.
     #[inline(always)]
     #[track_caller]
-    pub fn reach(&mut self, flag: u32, epoch: u64) -> bool {
-        !self.is_over && self.poll(flag, epoch)
-    }
-
-    #[inline(always)]
-    #[track_caller]
-    fn poll(&mut self, flag: u32, epoch: u64) -> bool {
+    fn poll(&mut self, flag: u32) -> bool {
         let (words, line) = (self.waits.lines.words(), u64::from(self.waits.first + flag));
-        if flag::load(&words, line * LINE) < epoch && flag::load(&words, VERDICT) != 0 {
+        if flag::load(&words, line * LINE) < SET && flag::load(&words, VERDICT) != 0 {
             self.is_over = true;
             return false;
         }
-        match Patience::new(words, self.waits.patience).wait(&words, line * LINE, epoch) {
-            Outcome::Reached => true,
-            outcome => {
-                if outcome == Outcome::Late {
-                    flag::signal(&words, VERDICT, HOLD | line);
-                }
-                self.is_over = true;
-                false
-            }
+        let outcome = Patience::new(words, self.waits.patience).wait(&words, line * LINE, SET);
+        if outcome != Outcome::Reached {
+            self.give_up(outcome, || flag);
         }
+        outcome == Outcome::Reached
+    }
+
+    /// Looks until what this thread waits for is there, and a few times if an earlier wait was not answered; returns what it has seen last, too.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn until<V>(&mut self, look: impl Fn() -> (bool, V)) -> (Outcome, V) {
+        let (words, is_over) = (self.waits.lines.words(), self.is_over);
+        let began = *self.began.get_or_insert_with(thread::timer);
+        Patience::new(words, self.waits.patience).until(began, look, || is_over || flag::load(&words, VERDICT) != 0)
+    }
+
+    /// After a wait with this outcome: if what `flag` stands for did not come in time, the verdict names it.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn give_up(&mut self, outcome: Outcome, flag: impl FnOnce() -> u32) {
+        if outcome == Outcome::Late {
+            flag::signal(&self.waits.lines.words(), VERDICT, HOLD | u64::from(self.waits.first + flag()));
+        }
+        self.is_over = true;
     }
 
     /// Whether a wait was not answered: what this thread has read is garbage, and no other rank is to be told of it.
@@ -162,16 +170,9 @@ impl Signals {
     #[inline(always)]
     #[track_caller]
     pub fn set(&self, rank: u32, flag: u32) {
-        self.raise(rank, flag, SET);
-    }
-
-    /// As [`set`](Self::set), of a flag that counts: raises it to `epoch`.
-    #[inline(always)]
-    #[track_caller]
-    pub fn raise(&self, rank: u32, flag: u32, epoch: u64) {
         let lines = self.lines.get(u64::from(rank));
         // SAFETY: the caller that launched the kernel lent the flags of each rank for writing.
         let words = unsafe { GlobalMut::from_raw_parts(lines.start(), lines.len()) };
-        flag::signal(&words, u64::from(self.first + flag * self.stride) * LINE, epoch);
+        flag::signal(&words, u64::from(self.first + flag * self.stride) * LINE, SET);
     }
 }

@@ -4,7 +4,7 @@
 //! block of the thread that [waited](Patience::wait), after another barrier: release and acquire are cumulative over barriers (PTX ISA, "Memory
 //! Consistency Model"). Place a word in memory of the device that waits, so that no thread polls over a link.
 //!
-//! A wait has a bound and looks for the end of the team. Code after a wait that was not answered does not run.
+//! A wait has a bound and looks for the end of the team. Code after a wait that was not answered does not run, but for [arrivals](crate::arrivals).
 
 use core::fmt::{self, Write};
 
@@ -95,8 +95,7 @@ impl Patience {
     #[inline(always)]
     #[track_caller]
     pub fn wait(&self, words: &GlobalMut<u64>, index: u64, epoch: u64) -> Outcome {
-        let start = thread::timer();
-        let (mut polls, mut pause) = (0, FIRST_PAUSE);
+        let mut polls = Polls::new(thread::timer(), LAST_PAUSE);
         loop {
             let word = load(words, index);
             if word >= POISON {
@@ -105,18 +104,25 @@ impl Patience {
             if word.wrapping_sub(epoch).cast_signed() >= 0 {
                 return Outcome::Reached;
             }
-            polls += 1;
-            if polls % POLLS == 0 {
-                // SAFETY: as `signal`.
-                if unsafe { Target::load_relaxed_system(self.notice.address_of(0)) } >= POISON {
-                    return Outcome::Ended;
-                }
-                if thread::timer().wrapping_sub(start) >= self.nanoseconds {
-                    return Outcome::Late;
-                }
+            if let Some(outcome) = polls.next(self, || false) {
+                return outcome;
             }
-            thread::sleep(pause);
-            pause = LAST_PAUSE.min(2 * pause);
+        }
+    }
+
+    /// Looks until something is there, and now and then whether all is over, of a wait that `began` then; returns what was seen last, too, and goes on whatever the outcome. One thread calls it. Pauses are short.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn until<V>(&self, began: u64, look: impl Fn() -> (bool, V), is_over: impl Fn() -> bool) -> (Outcome, V) {
+        let mut polls = Polls::new(began, FIRST_PAUSE);
+        loop {
+            let (is_there, seen) = look();
+            if is_there {
+                return (Outcome::Reached, seen);
+            }
+            if let Some(outcome) = polls.next(self, &is_over) {
+                return (outcome, seen);
+            }
         }
     }
 
@@ -135,5 +141,40 @@ impl Patience {
             1 => Outcome::Ended,
             _ => Outcome::Late,
         }
+    }
+}
+
+/// The polls of a wait.
+struct Polls {
+    start: u64,
+    count: u32,
+    pause: u32,
+    longest: u32,
+}
+
+impl Polls {
+    /// None yet, of a wait that began then; pauses grow to so many nanoseconds.
+    #[inline(always)]
+    const fn new(start: u64, longest: u32) -> Self {
+        Self { start, count: 0, pause: FIRST_PAUSE, longest }
+    }
+
+    /// Before the next one: pauses, and now and then looks whether the wait has an end.
+    #[inline(always)]
+    #[track_caller]
+    fn next(&mut self, patience: &Patience, is_over: impl Fn() -> bool) -> Option<Outcome> {
+        self.count += 1;
+        if self.count.is_multiple_of(POLLS) {
+            // SAFETY: as `signal`.
+            if unsafe { Target::load_relaxed_system(patience.notice.address_of(0)) } >= POISON || is_over() {
+                return Some(Outcome::Ended);
+            }
+            if thread::timer().wrapping_sub(self.start) >= patience.nanoseconds {
+                return Some(Outcome::Late);
+            }
+        }
+        thread::sleep(self.pause);
+        self.pause = self.longest.min(2 * self.pause);
+        None
     }
 }

@@ -15,7 +15,7 @@
 //! | matrix multiplication | [`matrix`] (`wgmma`), [`warp_matrix`] (`mma.sync`) |
 //! | tiles in registers, and in memory as registers hold them; transposition of 8-bit tiles | [`register_tile`], [`fragment_tile`]; `turn` |
 //! | how a result leaves, which tile is next | [`epilogue`], [`scheduler`] |
-//! | barriers, fences, atomics, flags between devices, chunks that arrive meanwhile | [`sync`], [`atomic`], [`flag`], [`arrivals`] |
+//! | barriers, fences, atomics, flags between devices, chunks that arrive meanwhile, vectors that say by themselves that they have come | [`sync`], [`atomic`], [`flag`], [`arrivals`], [`slots`] |
 //! | number formats | [`num`] |
 //! | what the host must know | [`launch`] |
 //! | instructions, on the device and on the emulator | [`arch`] |
@@ -47,6 +47,7 @@ pub mod register_tile;
 pub mod scheduler;
 pub mod shared;
 mod shared_tile;
+pub mod slots;
 pub mod sync;
 pub mod tensor_map;
 pub mod thread;

@@ -46,7 +46,7 @@ pub(super) fn run<T: ContextElement>(turns: &[Fused<T>], stream: &Stream, passes
     let mut gathered: Vec<MutexGuard<'_, Gathered<T>>> = turns.iter().map(|fused| lock(&fused.gathered)).collect();
     for fused in turns {
         fused.streams().try_for_each(|out| check_captures(stream, out))?;
-        fused.arena.check()?;
+        fused.arena.glance()?;
         // After the pass before, on whichever stream: until it has reset the flags, a kernel would take its keys for those of this one.
         note(stream, &fused.places.each_ref().map(|place| place.access(true)))?;
         // After the zeros of slots: others store there once keys of this rank have come.

@@ -230,7 +230,7 @@ impl Inner {
 
     /// Gives out the place of the next call to a product, which may have it already.
     fn give(&self, stream: &Stream, what: &'static str, own: Option<u64>) -> Result<u64> {
-        self.arena.check()?;
+        self.arena.glance()?;
         let turn = self.turn();
         if own != Some(turn) {
             self.check_not_given(turn, what)?;

@@ -57,6 +57,8 @@ pub(super) struct Inner {
     pub tickets: AtomicU64,
     /// The gathers that it has declared.
     pub declared: Mutex<Declared>,
+    /// When its words were looked at by a call of an operation last.
+    pub looked: Mutex<Option<Instant>>,
     /// What ended it.
     pub failure: Mutex<Option<Error>>,
     /// Shared by the threads that enqueue waits; see [`Inner::enqueuing`].
@@ -116,6 +118,7 @@ impl Arena {
             flags: Mutex::default(),
             tickets: AtomicU64::new(0),
             declared,
+            looked: Mutex::default(),
             failure,
             enqueuing,
             watcher: Arc::default(),

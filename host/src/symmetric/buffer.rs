@@ -14,7 +14,7 @@ use super::ticket::Ticket;
 use crate::comm::Rank;
 use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::instances::Lent;
-use crate::runtime::module::enqueue;
+use crate::runtime::module::{enqueue, fill};
 use crate::runtime::{Buffer, Error, Kind, Result, Stream, memory};
 
 /// A buffer at one place of every rank's arena. Here it is a [`Buffer`] like any other; those of other ranks are reached through
@@ -65,6 +65,13 @@ impl<T: Pod> SymmetricBuffer<T> {
     /// Where every rank's instance lies in this rank's addresses, for kernels. Meets all ranks, as [`peer`](Self::peer) does.
     pub(crate) fn addresses(&self) -> Result<Vec<u64>> {
         self.arena.0.world.ranks().map(|rank| Ok(self.peer(rank)?.address())).collect()
+    }
+
+    /// Fills this rank's instance with a byte, and waits for that: for no work of any stream but the arena's own.
+    pub(crate) fn fill(&mut self, byte: u8) -> Result<()> {
+        let Self { arena, local, .. } = self;
+        fill(&arena.0.control, local.view_mut(), byte)?;
+        arena.0.settle(&arena.0.control)
     }
 
     /// What these elements of this rank hold is not needed any more, after the earlier work of the stream. On the virtual cluster a read of them before they are

@@ -12,13 +12,15 @@ use super::awaited::Missing;
 use super::layout::LINE;
 use crate::rank::{FlagName, SymmetricError};
 use crate::runtime::runtime::lock;
-use crate::runtime::{Error, POISON, Result, Stream};
+use crate::runtime::{Error, Kind, POISON, Result, Stream};
 
 /// Never pinned: a rank that ended the arena pins nothing any more.
 const NOTICE: &str = "notice";
 /// How long after poison the reason of the rank that wrote it is waited for, and after a deadline a kernel's verdict.
 const PATIENCE: Duration = Duration::from_millis(500);
 const TICK: Duration = Duration::from_millis(1);
+/// The least time between two looks of calls.
+const GLANCES: Duration = Duration::from_millis(10);
 
 impl Arena {
     /// Checks whether the arena is still good on all ranks. It does not wait for a rank. The waits of [tickets](super::Ticket) check it
@@ -30,6 +32,18 @@ impl Arena {
         self.0.check_notice()?;
         self.0.check_ranks()?;
         self.0.check_verdict("a kernel's wait")
+    }
+
+    /// As [`check`](Self::check), before a call of an operation is enqueued. On a GPU its words are read at most once in [`GLANCES`]: two copies from the device take longer than enqueuing the call. What is found later is found by the host's
+    /// wait for the call all the same.
+    pub(crate) fn glance(&self) -> Result<()> {
+        let mut looked = lock(&self.0.looked);
+        if self.0.control.0.runtime.kind() == Kind::Cuda && looked.is_some_and(|last| last.elapsed() < GLANCES) {
+            return self.0.check();
+        }
+        *looked = Some(Instant::now());
+        drop(looked);
+        self.check()
     }
 
     /// Ends the arena for all ranks: every wait of this rank's streams goes on with garbage, every ticket is an
@@ -162,10 +176,15 @@ impl Inner {
 
     /// Whether a kernel left a flag that did not come: then the arena is ended.
     pub fn check_verdict(&self, operation: &'static str) -> Result<()> {
+        self.check_verdict_within(operation, self.options.deadline)
+    }
+
+    /// The same, where the word is read within so long, or [`Error::Deadline`].
+    pub fn check_verdict_within(&self, operation: &'static str, limit: Duration) -> Result<()> {
         if lock(&self.flags).is_empty() {
             return Ok(());
         }
-        let verdict = self.word(self.layout.verdict())?;
+        let verdict = self.word_within(self.layout.verdict(), limit)?;
         if verdict & HOLD == 0 {
             return Ok(());
         }
@@ -205,7 +224,12 @@ impl Inner {
 
     /// The value of a word of this rank's arena.
     pub fn word(&self, offset: u64) -> Result<u64> {
-        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset, self.options.deadline)
+        self.word_within(offset, self.options.deadline)
+    }
+
+    /// The same, or [`Error::Deadline`].
+    fn word_within(&self, offset: u64, limit: Duration) -> Result<u64> {
+        self.control.0.runtime.backend.read_word(self.control.0.id, self.base + offset, limit)
     }
 }
 

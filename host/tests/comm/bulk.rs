@@ -124,7 +124,7 @@ impl Pair<'_> {
 }
 
 fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+    ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
 fn keep(copy: &Loaded<CopyWords>, stream: &Stream, result: DeviceView<'_, bf16>) -> Result<Buffer<u32>> {

@@ -129,7 +129,7 @@ impl Side<'_> {
 
 fn run(seed: u64, bug: Bug) -> Result<()> {
     let all =
-        Arenas::with(2, seed, ArenaOptions { bytes: 1 << 14, deadline: std::time::Duration::from_secs(60), ..ArenaOptions::default() });
+        Arenas::with(2, seed, ArenaOptions { bytes: 1 << 14, deadline: std::time::Duration::from_secs(600), ..ArenaOptions::default() });
     let words = |rank: u32, round: u32| numbers(2 * round + rank, LEN as u32);
     let mut sides = Vec::new();
     for (i, arena) in all.arenas.iter().enumerate() {

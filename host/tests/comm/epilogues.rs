@@ -110,7 +110,7 @@ impl<T: Number> Beside<T> {
 }
 
 fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
 /// Two calls, as each place is taken, by a graph or eagerly; one where a result is added to.

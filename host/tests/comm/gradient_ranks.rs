@@ -42,7 +42,7 @@ pub enum Calls {
 }
 
 pub fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 1 << 16, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+    ArenaOptions { bytes: 1 << 16, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
 pub fn member(all: &Arenas, rank: usize) -> Member {

@@ -11,6 +11,7 @@
 //! | `overlap`, `overlap_case`, `overlap_calls` | products whose operand is gathered meanwhile: their bits, and those of a plain product; several of them, and what goes wrong |
 //! | `overlap_kept`, `overlap_usage`, `overlap_bugs` | the same: what is kept; what calls allocate, collectives beside them; planted bugs |
 //! | `reduced` | products whose sum all ranks get |
+//! | `small_sums` | small sums of members that are not all ranks |
 //! | `rounds` | rounds of calls of either, for both |
 //! | `scattered`, `scattered_bugs` | products whose sum is shared and whose rows are scattered; planted bugs |
 //! | `scattered_quantized` | the same, of operands that are codes and scales |
@@ -124,6 +125,7 @@ mod sharded_replays;
 mod sharded_requirements;
 mod sharded_soak;
 mod shards;
+mod small_sums;
 mod support;
 mod symmetric;
 mod teams;

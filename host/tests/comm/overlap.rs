@@ -39,7 +39,7 @@ pub const ROUNDS: u64 = 3;
 
 impl Case {
     pub fn options(&self) -> ArenaOptions {
-        ArenaOptions { bytes: 1 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+        ArenaOptions { bytes: 1 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
     }
 
     fn problem(&self) -> Problem {

@@ -41,11 +41,11 @@ struct Side {
     bias: Buffer<bf16>,
 }
 
-fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+pub fn options() -> ArenaOptions {
+    ArenaOptions { bytes: 4 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
-fn config(method: AllReduceMethod, panels: u32, [m, n, k]: [u64; 3]) -> AllReduceConfig {
+pub fn config(method: AllReduceMethod, panels: u32, [m, n, k]: [u64; 3]) -> AllReduceConfig {
     AllReduceConfig { method: Some(method), panels: Some(panels), ..AllReduceConfig::new(Global { m, n, k }) }
 }
 
@@ -290,7 +290,7 @@ fn a_hundred_calls_allocate_nothing() -> Result<()> {
     allocate_nothing(&[config(Fused, 1, [4, 8, 16])], 100)
 }
 
-/// The same of two operations that share slots and epochs.
+/// The same of two operations that share slots.
 #[test]
 fn operations_in_one_launch_share_slots() -> Result<()> {
     allocate_nothing(&[config(OneShot, 1, [4, 8, 16]), config(OneShot, 1, [2, 16, 16])], 10)
@@ -331,7 +331,8 @@ fn allocate_nothing(configs: &[AllReduceConfig], calls: u32) -> Result<()> {
 /// Operations of one memory on two streams, which nothing but the calls orders: no call takes the flags, slots or rows of the call before for its own.
 #[test]
 fn calls_on_streams_of_their_own() -> Result<()> {
-    let cases = [config(OneShot, 1, [30, 16, 48]), config(Fused, 1, [40, 16, 32])];
+    // The third has several lanes of slots, of which the first has one.
+    let cases = [config(OneShot, 1, [30, 16, 48]), config(Fused, 1, [40, 16, 32]), config(OneShot, 1, [40, 64, 32])];
     let cases = cases.map(|config| Case { ranks: 2, config, calls: Calls::Eager, seed: 0 });
     let expected = cases.map(|case| case.expected(0)).into_iter().collect::<Result<Vec<_>>>()?;
     for seed in 0..seeds() / 4 {
@@ -340,7 +341,7 @@ fn calls_on_streams_of_their_own() -> Result<()> {
         let (mut made, mut streams) = (Vec::new(), Vec::new());
         for i in 0..2 {
             let (rank, device) = (i as u32, all.world.ranks[i].device());
-            let memory = memory::<bf16>(&all, i, cases[1].config, &device.urgent_stream()?)?;
+            let memory = memory::<bf16>(&all, i, config(Fused, 1, [40, 64, 32]), &device.urgent_stream()?)?;
             streams.push([all.stream(i).clone(), device.stream()?]);
             let stream = all.stream(i);
             for case in cases {
@@ -356,8 +357,10 @@ fn calls_on_streams_of_their_own() -> Result<()> {
         }
         let mut found = Vec::new();
         // Each operation after itself and after the other, on the stream of the call before and on the other one.
-        for (call, (operation, stream)) in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0), (0, 1), (0, 0)].into_iter().enumerate() {
-            for (number, (i, product)) in bound.iter_mut().enumerate().filter(|(number, _)| number % 2 == operation) {
+        for (call, (operation, stream)) in
+            [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (2, 1), (1, 0), (0, 1), (2, 0), (2, 1), (0, 0)].into_iter().enumerate()
+        {
+            for (number, (i, product)) in bound.iter_mut().enumerate().filter(|(number, _)| number % 3 == operation) {
                 let stream = &streams[*i][stream];
                 product.run(stream)?;
                 let mut kept = Buffer::<u32>::named(stream, "kept", product.result().len() / 2)?;
@@ -366,46 +369,84 @@ fn calls_on_streams_of_their_own() -> Result<()> {
             }
         }
         for (call, number, stream, kept) in found {
-            all.arenas[number / 2].ticket(&stream)?.wait()?;
+            all.arenas[number / 3].ticket(&stream)?.wait()?;
             let bits: Vec<u16> = kept.to_vec(&stream)?.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]).collect();
-            assert!(bits == expected[number % 2], "seed {seed}, call {call}, rank {}", number / 2);
+            assert!(bits == expected[number % 3], "seed {seed}, call {call}, rank {}", number / 3);
         }
     }
     Ok(())
 }
 
-/// Rows of a sum to which a part did not come are garbage, and do not leave the rank: nothing that follows is done, be it copies of the call or other work.
-#[test]
-fn rows_without_a_part_do_not_leave_the_rank() -> Result<()> {
-    without_a_part(Fused)?;
-    without_a_part(OneShot)
+/// What a call is made of on ranks, of which the last is ready and does not call.
+struct Lonely {
+    all: Arenas,
+    outs: Vec<Stream>,
+    made: Vec<GemmAllReduce<bf16, bf16>>,
+    operands: Vec<[Buffer<bf16>; 2]>,
 }
 
-fn without_a_part(method: AllReduceMethod) -> Result<()> {
-    let config = config(method, 1, [70, 32, 144]);
-    // The kernel of rank 0 waits for some thousand steps, and rank 1 for much longer.
-    let deadlines = [Duration::from_micros(5), Duration::from_millis(400)];
-    let world = World::new(2, 1);
+fn lonely(ranks: u32, config: AllReduceConfig) -> Result<Lonely> {
+    // The kernel of rank 0 waits for some steps, in which the others do what they can, and they for much longer.
+    let deadlines = (0..ranks).map(|rank| if rank == 0 { Duration::from_millis(2) } else { Duration::from_millis(400) });
+    let world = World::new(ranks, 1);
     let open = |(rank, deadline)| Arena::open(rank, ArenaOptions { deadline, rendezvous: Some(Duration::from_secs(60)), ..options() });
     let arenas = world.ranks.iter().zip(deadlines).map(open).collect::<Result<_>>()?;
     let all = Arenas { world, arenas };
-    let (mut made, mut outs, mut told) = (Vec::new(), Vec::new(), Vec::new());
-    for i in 0..2 {
+    let (mut made, mut outs, mut operands) = (Vec::new(), Vec::new(), Vec::new());
+    let (Global { m, n, k }, parts) = (config.sizes, u64::from(ranks));
+    for i in 0..ranks as usize {
+        let stream = all.stream(i);
         outs.push(all.world.ranks[i].device().urgent_stream()?);
-        made.push(GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, config, &outs[i])?, all.stream(i), config)?);
-        told.push(all.arenas[i].flags("told of rows", 1)?);
+        made.push(GemmAllReduce::<bf16, bf16>::new(&memory::<bf16>(&all, i, config, &outs[i])?, stream, config)?);
+        operands.push([Buffer::zeros(stream, m * k / parts)?, Buffer::zeros(stream, k / parts * n)?]);
     }
-    let operands =
-        |i: usize| -> Result<_> { Ok((Buffer::<bf16>::zeros(all.stream(i), 70 * 72)?, Buffer::<bf16>::zeros(all.stream(i), 72 * 32)?)) };
-    // Rank 1 makes the operation and is ready for it, but does not call.
-    let ((a, b), others) = (operands(0)?, operands(1)?);
-    let _ready = made[1].bind(all.stream(1), others.0.view(), others.1.view(), None)?;
-    made[0].bind(all.stream(0), a.view(), b.view(), None)?.run(all.stream(0))?;
-    // After the copies of the call, or after its launch.
-    let after = if method == OneShot { all.stream(0) } else { &outs[0] };
-    told[0].set(after, 0, all.world.rank(1))?;
+    Ok(Lonely { all, outs, made, operands })
+}
+
+/// Rows of a sum to which a part did not come are garbage, and do not leave the rank: the copies of the call are not made.
+#[test]
+fn rows_without_a_part_do_not_leave_the_rank() -> Result<()> {
+    let Lonely { all, outs, made, operands } = lonely(2, config(Fused, 1, [70, 32, 144]))?;
+    let told = all.arenas.iter().map(|arena| arena.flags("told of rows", 1)).collect::<Result<Vec<_>>>()?;
+    let [[a, b], [other_a, other_b]] = [0, 1].map(|i| operands[i].each_ref().map(Buffer::view));
+    let _ready = made[1].bind(all.stream(1), other_a, other_b, None)?;
+    made[0].bind(all.stream(0), a, b, None)?.run(all.stream(0))?;
+    told[0].set(&outs[0], 0, all.world.rank(1))?;
     told[1].take_back(all.stream(1), 0, all.world.rank(0))?;
-    assert!(all.arenas[1].ticket(all.stream(1))?.wait().is_err(), "{method:?}: rank 1 was told of rows that lack its part");
+    assert!(all.arenas[1].ticket(all.stream(1))?.wait().is_err(), "rank 1 was told of rows that lack its part");
+    Ok(())
+}
+
+/// A small sum to which a part did not come is NaN, every element of it, and so is one after it, without another wait. The work ends by itself, and then a wait of the host for the stream is the error that names the rank.
+#[test]
+fn a_small_sum_without_a_part_is_nan() -> Result<()> {
+    for ranks in [2, 6] {
+        let Lonely { all, made, operands, .. } = lonely(ranks, config(OneShot, 1, [70, 32, 144]))?;
+        let mut bound = Vec::new();
+        for (i, [a, b]) in operands.iter().enumerate() {
+            bound.push(made[i].bind(all.stream(i), a.view(), b.view(), None)?);
+        }
+        let (stream, copy) = (all.stream(0), all.world.runtime.load::<CopyWords>()?);
+        let mut found = Vec::new();
+        for call in 0..2 {
+            for i in (0..ranks as usize - 1).filter(|i| call == 0 || *i == 0) {
+                bound[i].run(all.stream(i))?;
+            }
+            let mut kept = Buffer::<u32>::named(stream, "kept", bound[0].result().len() / 2)?;
+            copy.launch(stream, CopyWordsArgs { source: bound[0].result().cast(), target: kept.view_mut() })?;
+            found.push(kept);
+        }
+        let end = stream.record()?;
+        while !end.is_done()? {}
+        let error = stream.synchronize().unwrap_err().to_string();
+        assert!(error.contains(&format!("rank {}", ranks - 1)) && error.contains("part of a small sum"), "{ranks} ranks: {error}");
+        // The arena has ended, and watches the stream no longer.
+        for (call, kept) in found.iter().enumerate() {
+            let words = kept.to_vec(stream)?.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]);
+            let values: Vec<_> = words.map(|bits| Half::from_bits(bits).to_f32()).collect();
+            assert!(values.iter().all(|value| value.is_nan()), "{ranks} ranks, call {call}: {values:?}");
+        }
+    }
     Ok(())
 }
 

@@ -38,7 +38,7 @@ struct Side {
 }
 
 pub fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+    ArenaOptions { bytes: 2 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
 /// Whether all rows are one kernel.

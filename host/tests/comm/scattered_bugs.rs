@@ -265,7 +265,7 @@ impl Side<'_> {
 
 /// The rounds of a program; the bits of each rank's results.
 fn run(ranks: u32, seed: u64, bug: Bug) -> Result<Vec<Vec<Vec<u16>>>> {
-    let options = ArenaOptions { bytes: 1 << 18, deadline: Duration::from_secs(60), ..ArenaOptions::default() };
+    let options = ArenaOptions { bytes: 1 << 18, deadline: Duration::from_secs(600), ..ArenaOptions::default() };
     let (all, of) = (Arenas::with(ranks, seed, options), Operands { ranks });
     let kernel = all.world.runtime.load::<Kernel>()?;
     let others = u64::from(ranks - 1);

@@ -20,7 +20,7 @@ const TWO: u32 = 2;
 const STEPS: u32 = 2;
 
 fn options() -> ArenaOptions {
-    ArenaOptions { bytes: 1 << 20, deadline: Duration::from_secs(60), ..ArenaOptions::default() }
+    ArenaOptions { bytes: 1 << 20, deadline: Duration::from_secs(600), ..ArenaOptions::default() }
 }
 
 /// What a rank is given: a part of the weights, and tokens of its own.

@@ -89,6 +89,16 @@ pub trait GlobalMemory {
     /// # Safety
     /// As [`load_read_only`](Self::load_read_only).
     unsafe fn load_relaxed_system(address: u64) -> u64;
+    /// `ld.relaxed.sys.global.v4.b32`.
+    ///
+    /// # Safety
+    /// As [`load_read_only_vector`](Self::load_read_only_vector).
+    unsafe fn load_relaxed_system_vector(address: u64) -> [u32; 4];
+    /// `st.relaxed.sys.global.v4.b32`.
+    ///
+    /// # Safety
+    /// As [`load_read_only_vector`](Self::load_read_only_vector).
+    unsafe fn store_relaxed_system_vector(address: u64, value: [u32; 4]);
     /// `ld.acquire.sys.global.b64`.
     ///
     /// # Safety

@@ -24,7 +24,9 @@ pub use grid::{DeviceLimits, Grid, LaunchError, Problem};
 pub use optional::OptionalParameter;
 pub use parameter::Parameter;
 pub use parameter_name::ParameterName;
-pub use view::{BufferAccess, DeviceFlags, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut, Owner};
+pub use view::{
+    BufferAccess, DeviceFlags, DeviceSlots, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut, Meanwhile, Owner,
+};
 pub use word_list::WordList;
 pub use words::{ArgumentWords, WordReader};
 

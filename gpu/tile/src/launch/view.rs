@@ -23,8 +23,19 @@ pub struct BufferAccess<'a> {
     pub bytes: u64,
     /// Whether the kernel may write it.
     pub writes: bool,
-    /// Whether these are flags: words that the kernel polls, or sets, at system scope alone, and that order it with other streams.
-    pub flags: bool,
+    /// How other streams use it while the kernel runs.
+    pub meanwhile: Meanwhile,
+}
+
+/// How other streams use memory while a kernel that has it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meanwhile {
+    /// Not at all: they come before it or after it.
+    Nothing,
+    /// As flags: words that the kernel polls, or sets, at system scope alone, and that order it with other streams.
+    Flags,
+    /// As [slots](crate::slots): words that the kernel polls, or stores, at system scope alone, and that are data themselves.
+    Slots,
 }
 
 /// Device memory lent to a kernel for reading. Not dereferenceable on the host.
@@ -99,7 +110,7 @@ impl<'a, T> DeviceView<'a, T> {
 
     pub(super) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
         let bytes = self.length * size_of::<T>() as u64;
-        BufferAccess { parameter, owner: self.owner, address: self.address, bytes, writes: false, flags: false }
+        BufferAccess { parameter, owner: self.owner, address: self.address, bytes, writes: false, meanwhile: Meanwhile::Nothing }
     }
 }
 
@@ -209,7 +220,52 @@ impl<'a> DeviceFlags<'a> {
     }
 
     pub(crate) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
-        BufferAccess { flags: true, ..self.0.access_as(parameter) }
+        BufferAccess { meanwhile: Meanwhile::Flags, ..self.0.access_as(parameter) }
+    }
+}
+
+/// [Slots](crate::slots::Slots) lent to a kernel, which receives what other devices store in them at the same time.
+pub struct DeviceSlots<'a, T>(DeviceView<'a, T>);
+
+impl<T> Clone for DeviceSlots<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for DeviceSlots<'_, T> {}
+
+impl<'a, T> DeviceSlots<'a, T> {
+    /// Lends these elements as slots. Runtimes call this.
+    ///
+    /// # Safety
+    /// Work on other streams uses them as slots alone, as long as a kernel has them; all bits of each are set before the first use.
+    pub const unsafe fn new(elements: DeviceView<'a, T>) -> Self {
+        Self(elements)
+    }
+
+    /// The device address of the first element.
+    pub const fn address(&self) -> u64 {
+        self.0.address
+    }
+
+    /// How many elements.
+    pub const fn len(&self) -> u64 {
+        self.0.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a kernel that takes them as `parameter` does with the memory.
+    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+        self.access_as(ParameterName::new(parameter))
+    }
+
+    pub(crate) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
+        BufferAccess { meanwhile: Meanwhile::Slots, writes: true, ..self.0.access_as(parameter) }
     }
 }
 

@@ -53,7 +53,7 @@ impl<'a, T: ReduceOperands<O>, O: Summed> ReducedProduct<'a, T, O> {
             By::OneShot { product, of, bias } => (product, of, *bias),
         };
         let (memory, parts) = (&of.memory.0, &of.memory.parts().0);
-        parts.arena.check()?;
+        parts.arena.glance()?;
         result.check_stream(compute, WHAT)?;
         let config = GemmConfig { n: of.config.sizes.n, alpha: of.config.alpha, activation: of.config.activation, ..GemmConfig::default() };
         let done = product.run(compute).and_then(|()| {

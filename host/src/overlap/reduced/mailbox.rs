@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use oxtile_kernels::all_reduce::{AllReduce, AllReduceArgs, LANES, MailArgument, VECTOR};
 use oxtile_kernels::sum_parts::Summed;
-use oxtile_tile::launch::{BufferAccess, DeviceTable, DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{BufferAccess, DeviceSlots, DeviceTable, DeviceView, DeviceViewMut, Kernel};
 
 use crate::gemm::GemmConfig;
 use crate::overlap::memory::Inner as Parts;
 use crate::overlap::scattered::ScatterOperands;
 use crate::runtime::runtime::lock;
-use crate::runtime::{Buffer, Device, Loaded, Result, Runtime, Stream};
+use crate::runtime::{Buffer, Device, Kind, Loaded, Result, Runtime, Stream};
 use crate::symmetric::{Flags, SymmetricBuffer};
 
 /// The most bytes of a sum that one launch a rank makes.
@@ -60,11 +60,11 @@ macro_rules! small_sums {
 }
 small_sums!(bf16 f16);
 
-/// Slots at every rank, `[source, PLACES, LANES, slot]`, and flags that count the calls of each lane.
+/// Slots at every rank, `[source, PLACES, LANES, slot]`, and a flag for each rank, which nothing sets: a verdict names it.
 pub(super) struct Mailbox {
     inbox: SymmetricBuffer<u8>,
     flags: Flags,
-    /// Of a slot.
+    /// Of the slots of a lane.
     bytes: u64,
     opened: OnceLock<Opened>,
 }
@@ -77,7 +77,7 @@ struct Opened {
     /// The members' numbers in the world.
     ranks: Buffer<u32>,
     /// The calls of each lane so far: of all operations on the mailbox.
-    epochs: Mutex<Buffer<u64>>,
+    calls: Mutex<Buffer<u64>>,
 }
 
 /// A sum of which this rank has a part.
@@ -95,12 +95,14 @@ fn lanes(device: &Device) -> u64 {
 }
 
 impl Mailbox {
-    /// Takes the slots of results of so many bytes from the arena, as far as they are small, and the flags.
+    /// Takes the slots of results of so many bytes from the arena, as far as they are small, empties them, and takes the flags. Waits for the device, not for other ranks.
     pub fn take(parts: &Parts, bytes: u64) -> Result<Self> {
         let bytes = bytes.min(MOST_BYTES).div_ceil(lanes(&parts.out.device())).next_multiple_of(16).max(16 * FEWEST);
         let members = u64::from(parts.member.team().size().get());
-        let inbox = parts.arena.buffer(members * PLACES * u64::from(LANES) * bytes)?;
-        let flags = parts.arena.flags("part of a small sum", LANES)?;
+        let mut inbox = parts.arena.buffer(members * PLACES * u64::from(LANES) * bytes)?;
+        // No rank stores in them before: each compares this rank's note of an operation first, which is written after this.
+        inbox.fill(u8::MAX)?;
+        let flags = parts.arena.flags("part of a small sum", 1)?;
         Ok(Self { inbox, flags, bytes, opened: OnceLock::new() })
     }
 
@@ -109,7 +111,6 @@ impl Mailbox {
         if self.opened.get().is_some() {
             return Ok(());
         }
-        self.flags.signals(stream)?;
         let (all, member) = (self.inbox.addresses()?, &parts.member);
         let members = member.team().members();
         let of_rank = self.bytes * PLACES * u64::from(LANES);
@@ -121,34 +122,36 @@ impl Mailbox {
             entries: Buffer::from_slice(stream, &entries)?,
             addresses,
             ranks: Buffer::from_slice(stream, &ranks)?,
-            epochs: Mutex::new(Buffer::zeros(stream, LANES.into())?),
+            calls: Mutex::new(Buffer::zeros(stream, LANES.into())?),
         };
         // Another thread may have been faster: then all is there already.
         let _ = self.opened.set(opened);
         Ok(())
     }
 
-    /// Enqueues the sum of all members' parts: every member calls it, with a part of the same size, after [`open`](Self::open). Without a part of some member nothing that follows is done.
+    /// Enqueues the sum of all members' parts: every member calls it, with a part of the same size, after [`open`](Self::open). Without a part of some member it is NaN.
     pub fn sum<O: Summed>(&self, parts: &Parts, stream: &Stream, kernel: &dyn SmallSum<O>, of: Sum<'_, O>) -> Result<()> {
-        let Some(Opened { entries, addresses, ranks, epochs }) = self.opened.get() else { return Ok(()) };
-        // By the first lane's flags a deadline can name a rank that never came; later ones are named by the kernel's verdict.
-        let first: Vec<_> = parts.others().map(|other| (0, other)).collect();
-        let (waits, signals, mut epochs) = (self.flags.waits(stream, &first)?, self.flags.signals(stream)?, lock(epochs));
+        let Some(Opened { entries, addresses, ranks, calls }) = self.opened.get() else { return Ok(()) };
+        // On the virtual cluster, which has no clock, a deadline is over before a kernel's verdict: then these stand for the ranks that may not have come. On a GPU the verdict is first.
+        let is_emulated = stream.0.runtime.kind() == Kind::Emulated;
+        let awaited: Vec<_> = parts.others().filter(|_| is_emulated).map(|other| (0, other)).collect();
+        let (waits, mut calls) = (self.flags.waits(stream, &awaited)?, lock(calls));
         // SAFETY: so many elements of any bits lie there; buffers of arenas are aligned to 256 bytes.
-        let mut inbox = unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), self.inbox.len() / size_of::<O>() as u64) };
-        let own = self.inbox.local().view().access("mail.slots");
+        let inbox = unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), self.inbox.len() / size_of::<O>() as u64) };
+        // SAFETY: kernels of small sums alone use the memory, as slots; `take` has emptied them.
+        let inbox = unsafe { DeviceSlots::new(inbox.view()) };
+        let own = inbox.access("mail.slots");
         let bytes = self.bytes * PLACES * u64::from(LANES);
-        let members: Vec<_> = addresses.iter().map(|address| BufferAccess { address: *address, bytes, writes: true, ..own }).collect();
-        // SAFETY: each entry is where a member's slots for this rank lie, which the arena maps, and which no other rank writes; `members` names them.
+        let members: Vec<_> = addresses.iter().map(|address| BufferAccess { address: *address, bytes, ..own }).collect();
+        // SAFETY: each entry is where a member's slots for this rank lie, which the arena maps, and in which no other rank stores; `members` names them.
         let slots = unsafe { DeviceTable::from_raw(entries.view(), &members) };
         let vectors = of.sum.len() / u64::from(VECTOR);
         let each = vectors.div_ceil(lanes(&stream.device())).max(FEWEST) as u32;
         let slot = (self.bytes / size_of::<O>() as u64) as u32;
         let me = parts.member.rank().index();
-        let mail = MailArgument { slots, inbox: inbox.view_mut(), ranks: ranks.view(), epochs: epochs.view_mut(), slot, each, me };
+        let mail = MailArgument { slots, inbox, ranks: ranks.view(), calls: calls.view_mut(), slot, each, me };
         let Sum { part, sum, config, bias } = of;
         let (columns, fusion) = (config.shape().n, config.fusion(None, bias));
-        kernel.launch(stream, AllReduceArgs { part, sum, columns, mail, waits, signals: signals.argument(), fusion })?;
-        parts.arena.batch(stream).answered().enqueue()
+        kernel.launch(stream, AllReduceArgs { part, sum, columns, mail, waits, fusion })
     }
 }

@@ -49,7 +49,7 @@ use crate::runtime::{Buffer, Error, Result, Stream};
 /// 2. all [bind](Self::bind) it, which compares what they made;
 /// 3. each call [runs](ReducedProduct::run) the product of what is in the bound matrices then.
 ///
-/// A call does not wait on the host and allocates no device memory. Any may be captured, the first too. After a call, wait for a [ticket](crate::symmetric::Arena::ticket) of the stream: it names the rank that did not come.
+/// A call does not wait on the host and allocates no device memory. Any may be captured, the first too. After a call, wait for a [ticket](crate::symmetric::Arena::ticket) of the stream: it names the rank that did not come. By `OneShot` what lacks a part is NaN then, and later work of the stream is done; by the other methods the stream is held. A wait of the host for the stream is the same error.
 ///
 /// ```
 /// use oxtile::comm::{EmulatedCommunicator, Team, WorldSize};

@@ -305,8 +305,8 @@ impl Backend for Cluster {
         let mut uses = Vec::new();
         launch.args.accesses(&mut |access| {
             let pieces = pieces_of(&access).into_iter();
-            let (writes, flags, parameter) = (access.writes, access.flags, access.parameter);
-            uses.extend(pieces.map(|(address, bytes)| Use { address, bytes, writes, flags, parameter }));
+            let (writes, meanwhile, parameter) = (access.writes, access.meanwhile, access.parameter);
+            uses.extend(pieces.map(|(address, bytes)| Use { address, bytes, writes, meanwhile, parameter }));
         });
         let launched = Launched { launch: emulated, uses, share: share_of(info), blocked: Mutex::default() };
         self.push(stream, Operation::Launch(Arc::new(launched)), Some(launch.caller))

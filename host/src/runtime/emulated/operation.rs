@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use oxtile_emulator::{GridRun, Launch, Memory, MemoryError, Options, Report};
 use oxtile_tile::flag::POISON;
-use oxtile_tile::launch::ParameterName;
+use oxtile_tile::launch::{Meanwhile, ParameterName};
 
 use super::clock::Clock;
 use super::collective::Part;
@@ -37,7 +37,7 @@ pub(super) struct Launched {
     pub uses: Vec<Use>,
     /// The part of a multiprocessor that a block takes.
     pub share: u64,
-    /// What its threads poll, if nothing has answered them: it goes on when a flag was written.
+    /// What its threads poll, if nothing has answered them: it goes on when a flag or a slot was written.
     pub blocked: Mutex<Option<String>>,
 }
 
@@ -46,8 +46,7 @@ pub(super) struct Use {
     pub address: u64,
     pub bytes: u64,
     pub writes: bool,
-    /// Whether these are flags.
-    pub flags: bool,
+    pub meanwhile: Meanwhile,
     pub parameter: ParameterName,
 }
 
@@ -153,7 +152,7 @@ impl Operation {
     /// Whether its order among other queues matters to anything but races.
     pub fn is_visible(&self) -> bool {
         match self {
-            Self::Launch(launched) => launched.has_flags(),
+            Self::Launch(launched) => launched.may_poll(),
             _ => matches!(self, Self::WriteValue { .. } | Self::WaitValue { .. } | Self::Arrive(_) | Self::Leave(_)),
         }
     }
@@ -243,20 +242,33 @@ impl Operation {
     }
 }
 
+impl Use {
+    /// Whether other streams and kernels use it meanwhile, by words at system scope.
+    pub fn is_strong(&self) -> bool {
+        self.meanwhile != Meanwhile::Nothing
+    }
+
+    /// Whether these are flags.
+    pub fn are_flags(&self) -> bool {
+        self.meanwhile == Meanwhile::Flags
+    }
+}
+
 impl Launched {
     /// Runs the kernel to its end.
     pub fn run(&self, memory: &Arc<Memory>, options: Options) -> Result<Report> {
         Ok(GridRun::new(memory, self.launch.clone(), options)?.run()?)
     }
 
-    /// Whether it polls flags, or sets them.
-    pub fn has_flags(&self) -> bool {
-        self.uses.iter().any(|used| used.flags)
+    /// Whether it polls flags or slots, or sets them.
+    pub fn may_poll(&self) -> bool {
+        self.uses.iter().any(Use::is_strong)
     }
 
     pub fn accesses(&self) -> Vec<Access> {
-        let access = |&Use { address, bytes, writes, flags, parameter }: &Use| {
-            let (kind, verb) = match (flags, writes) {
+        let access = |used: &Use| {
+            let &Use { address, bytes, writes, parameter, .. } = used;
+            let (kind, verb) = match (used.is_strong(), writes) {
                 (true, _) => (Kind::SignalWait, "polls or sets"),
                 (false, true) => (Kind::Write, "writes"),
                 (false, false) => (Kind::Read, "reads"),

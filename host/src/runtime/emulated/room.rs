@@ -62,7 +62,7 @@ impl State {
         let all = u64::from(options.multiprocessors.max(1)) * MULTIPROCESSOR;
         let (needed, meets_collectives) = match &entry.operation {
             Operation::Launch(_) if self.underway.contains_key(&queue) => return None,
-            Operation::Launch(launched) if launched.has_flags() => (launched.room(all), true),
+            Operation::Launch(launched) if launched.may_poll() => (launched.room(all), true),
             Operation::Launch(launched) => (launched.share, false),
             Operation::Arrive(_) => (MULTIPROCESSOR, false),
             _ => return None,

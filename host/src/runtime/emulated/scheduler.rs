@@ -174,7 +174,7 @@ impl State {
             script.take(queue, device, name_of(&entry, device, memory), entry.caller);
         }
         let done = match &entry.operation {
-            Operation::Launch(launched) if launched.has_flags() => {
+            Operation::Launch(launched) if launched.may_poll() => {
                 let launched = Arc::clone(launched);
                 match self.advance(queue, &entry, &launched, memory, options) {
                     Ok(false) => {

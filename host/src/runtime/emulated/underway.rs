@@ -1,4 +1,4 @@
-//! Launches with flags: they run a piece at a time, so that what they wait for can come meanwhile.
+//! Launches with flags or slots: they run a piece at a time, so that what they wait for can come meanwhile.
 //!
 //! Each runs on an operating system thread of its own, since the emulated threads of a grid stay on theirs; the scheduler hands it a number of
 //! steps and waits for it, so that one seed still gives one order ([decision](../../../../docs/adr/0013-launches-under-way.md)).
@@ -37,7 +37,7 @@ pub(super) struct Underway {
     pardon: Arc<AtomicBool>,
     /// What its stream knew when it began, itself included.
     clock: Clock,
-    /// Its flags when it had polled them in vain.
+    /// What it may poll, as it was when it had polled in vain.
     polled: Option<Vec<u64>>,
 }
 
@@ -99,10 +99,15 @@ fn invalid(why: &str) -> Error {
 }
 
 impl Launched {
-    /// Its flags now.
-    fn flags(&self, memory: &Memory) -> Result<Vec<u64>> {
+    /// What it may poll, as it is now.
+    fn polled(&self, memory: &Memory) -> Result<Vec<u64>> {
+        self.words(memory, Use::is_strong)
+    }
+
+    /// The words now of some of its memory.
+    fn words(&self, memory: &Memory, chosen: fn(&Use) -> bool) -> Result<Vec<u64>> {
         let mut words = Vec::new();
-        for flags in self.uses.iter().filter(|used| used.flags) {
+        for flags in self.uses.iter().filter(|used| chosen(used)) {
             let mut bytes = vec![0; flags.bytes as usize];
             memory.read(flags.address, &mut bytes).map_err(misuse)?;
             words.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
@@ -139,12 +144,12 @@ impl State {
         let (progress, known, report) = underway.step(budget)?;
         underway.polled = None;
         if let Progress::Blocked(on) = &progress {
-            underway.polled = Some(launched.flags(memory)?);
+            underway.polled = Some(launched.polled(memory)?);
             *launched.blocked.lock().unwrap_or_else(PoisonError::into_inner) = Some(on.clone());
         }
         // What it has set may be what others poll for.
         for other in self.underway.values().filter(|other| other.polled.is_some()) {
-            if other.polled != Some(other.launched.flags(memory)?) {
+            if other.polled != Some(other.launched.polled(memory)?) {
                 other.launched.unblock();
             }
         }
@@ -192,7 +197,7 @@ impl State {
                 let agent = self.agent(write.queue, memory);
                 write.extent.ranges().for_each(|row| memory.enter(agent, write.time, row.start, row.end - row.start, write.site));
             }
-            let flags = launched.uses.iter().filter(|used| used.flags).map(|used| used.address..used.address + used.bytes);
+            let flags = launched.uses.iter().filter(|used| used.are_flags()).map(|used| used.address..used.address + used.bytes);
             let written: Vec<_> =
                 flags.flat_map(|words| self.signals.range(words)).filter_map(|(at, all)| Some((*at, enough(all)?))).collect();
             for (address, (writer, value, clock)) in written {
@@ -205,7 +210,7 @@ impl State {
         }
         let is_spoilt = clock.is_spoilt();
         let underway = Underway::begin(launched, memory, run, clock)?;
-        underway.pardon.store(is_spoilt || launched.flags(memory)?.iter().any(|word| *word >= POISON), Ordering::Relaxed);
+        underway.pardon.store(is_spoilt || launched.words(memory, Use::are_flags)?.iter().any(|word| *word >= POISON), Ordering::Relaxed);
         self.underway.insert(queue, underway);
         Ok(())
     }
@@ -218,7 +223,7 @@ impl State {
             self.learn(&mut clock, known);
         } else {
             // Which flags it has seen is not known: all that are set.
-            let flags = launched.uses.iter().filter(|used| used.flags);
+            let flags = launched.uses.iter().filter(|used| used.are_flags());
             let written = flags.flat_map(|flags| self.signals.range(flags.address..flags.address + flags.bytes));
             written.filter_map(|(_, written)| written.back()).for_each(|(_, _, known)| clock.join(known));
         }
@@ -273,7 +278,7 @@ impl State {
         if let Some((address, value)) = entry.operation.written_word() {
             for underway in self.underway.values() {
                 underway.launched.unblock();
-                let is_theirs = |flags: &Use| flags.flags && (flags.address..flags.address + flags.bytes).contains(&address);
+                let is_theirs = |flags: &Use| flags.are_flags() && (flags.address..flags.address + flags.bytes).contains(&address);
                 if value >= POISON && underway.launched.uses.iter().any(is_theirs) {
                     underway.pardon.store(true, Ordering::Relaxed);
                 }

@@ -141,6 +141,18 @@ impl GlobalMemory for Emulated {
 
     #[inline(always)]
     #[track_caller]
+    unsafe fn load_relaxed_system_vector(address: u64) -> [u32; 4] {
+        words(device::global_read(address, ReadOrder::Relaxed(Scope::System)))
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_relaxed_system_vector(address: u64, value: [u32; 4]) {
+        device::global_write(address, bytes(value), WriteOrder::Relaxed(Scope::System));
+    }
+
+    #[inline(always)]
+    #[track_caller]
     unsafe fn load_acquire_system(address: u64) -> u64 {
         u64::from_le_bytes(device::global_read(address, ReadOrder::Acquire(Scope::System)))
     }

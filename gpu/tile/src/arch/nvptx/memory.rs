@@ -182,6 +182,22 @@ impl GlobalMemory for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn load_relaxed_system_vector(address: u64) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the caller vouches for 16 aligned bytes at the address; not `readonly`: others write them, and each call reads anew.
+        unsafe {
+            asm!("ld.relaxed.sys.global.v4.b32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(nostack));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn store_relaxed_system_vector(address: u64, value: [u32; 4]) {
+        store_vector!("st.relaxed.sys.global", address, value, reg64)
+    }
+
+    #[inline(always)]
     unsafe fn load_acquire_system(address: u64) -> u64 {
         let value: u64;
         // SAFETY: the caller vouches for the address; not `readonly`: later accesses must stay below it.
