@@ -17,6 +17,7 @@ def serve(rank, world, port, pipe):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     import torch
     import torch.distributed as dist
+    from peer import compile
 
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
@@ -96,19 +97,27 @@ def serve(rank, world, port, pipe):
 
         return {"torch_unfused": unfused}[how]
 
+    @compile
+    def gelu(z, bias):
+        return torch.nn.functional.gelu(z + bias, approximate="tanh")
+
+    @compile
+    def gelu_backward(dz, z, bias):
+        dz = torch.ops.aten.gelu_backward(dz, z + bias, approximate="tanh")
+        return dz, dz.sum(0, dtype=torch.float32)
+
     def layer(how, tokens, width, hidden):
-        """A feed-forward layer with sequence parallelism, forward and backward: the six products of ours, without the bias and its gradient, and with gradients of weights in bf16. The gathered
+        """A feed-forward layer with sequence parallelism, forward and backward: the six products of ours, with the bias, its gradient and the gradients of weights in f32. What is between products is compiled. The gathered
         gradients are kept from one product to the next; the gathered tokens for the backward pass, or they are gathered again."""
         import torch.distributed._symmetric_memory as symmetric
-        from torch.nn.functional import gelu
 
         own, part = tokens // world, hidden // world
         if ("layer", tokens, width, hidden) not in buffers:
             buffers.clear()
             torch.manual_seed(1 + rank)
-            x, dy, up, down = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([own, width], [own, width], [part, width], [width, part]))
-            buffers["layer", tokens, width, hidden] = [x, dy, up.mul_(width**-0.5), down.mul_(hidden**-0.5)]
-        x, dy, up, down = buffers["layer", tokens, width, hidden]
+            x, dy, up, down, bias = (torch.randn(size, dtype=torch.bfloat16, device="cuda") for size in ([own, width], [own, width], [part, width], [width, part], [part]))
+            buffers["layer", tokens, width, hidden] = [x, dy, up.mul_(width**-0.5), down.mul_(hidden**-0.5), bias.mul_(0.5)]
+        x, dy, up, down, bias = buffers["layer", tokens, width, hidden]
         group = dist.group.WORLD.group_name
         is_fused, is_kept = how.startswith("torch_fused"), how.endswith("kept")
         if is_fused:
@@ -136,14 +145,14 @@ def serve(rank, world, port, pipe):
 
         def step():
             whole_x, z = gathered(x, up.t())
-            activated = gelu(z, approximate="tanh")
+            activated = gelu(z, bias)
             y = scattered(activated, down.t())
             whole_dy, dz = gathered(dy, down)
-            dz = torch.ops.aten.gelu_backward(dz, z, approximate="tanh")
-            ddown = torch.matmul(whole_dy.t(), activated)
+            dz, dbias = gelu_backward(dz, z, bias)
+            ddown = torch.mm(whole_dy.t(), activated, out_dtype=torch.float32)
             dx = scattered(dz, up)
-            dup = torch.matmul(dz.t(), whole_x if is_kept else gather(x))
-            return y, dx, ddown, dup
+            dup = torch.mm(dz.t(), whole_x if is_kept else gather(x), out_dtype=torch.float32)
+            return y, dx, ddown, dup, dbias
 
         return step
 

@@ -17,7 +17,7 @@ pub(super) type Shape = ([u64; 3], usize);
 pub fn benches(size: Size) -> Vec<Bench> {
     let [small, tall]: [Shape; 2] = size.pick([([4096; 3], 4), ([16384, 2048, 4096], 2)], [([8, 16, 32], 1), ([64, 128, 32], 1)]);
     let large = large(size);
-    vec![
+    let mut benches = vec![
         yardstick(size),
         bench::<bf16>("gemm bf16 nn", &["gemm_nn"], large),
         bench::<bf16>("gemm bf16 tn", &["gemm_tn"], large),
@@ -28,6 +28,21 @@ pub fn benches(size: Size) -> Vec<Bench> {
         portable("gemm_portable bf16 nn", small),
         portable("gemm_portable bf16 tn", small),
         portable("gemm_portable bf16 nt", large),
+    ];
+    benches.extend(of_layer(size));
+    benches
+}
+
+/// The products of a feed-forward layer of 8192 tokens, forward and backward, of which a GPU has half of 28672 hidden columns: what `layer bf16` of the ranks consists of, but for gradients of weights, which are f32 there.
+fn of_layer(size: Size) -> [Bench; 6] {
+    let [tokens, width, hidden] = size.pick([8192, 8192, 14336], [48, 32, 128]);
+    [
+        bench::<bf16>("gemm bf16 nt", &["gemm_nt"], ([tokens, hidden, width], 1)),
+        bench::<bf16>("gemm bf16 nt", &["gemm_nt"], ([tokens, width, hidden], 1)),
+        bench::<bf16>("gemm bf16 nn", &["gemm_nn"], ([tokens, hidden, width], 1)),
+        bench::<bf16>("gemm bf16 nn", &["gemm_nn"], ([tokens, width, hidden], 1)),
+        bench::<bf16>("gemm bf16 tn", &["gemm_tn"], ([width, hidden, tokens], 1)),
+        bench::<bf16>("gemm bf16 tn", &["gemm_tn"], ([hidden, width, tokens], 1)),
     ]
 }
 

@@ -17,6 +17,7 @@ use super::plan::PRODUCT;
 use super::quantized::Quantized;
 use super::reduced::Reduced;
 use super::scattered::Scattered;
+use super::scattered_quantized::ScatteredCodes;
 use super::symmetric::Symmetric;
 use super::weights::{self, Gradients, Passes};
 use super::{Request, Times, Work};
@@ -39,6 +40,7 @@ pub struct Member {
     gathered: Option<Gathered>,
     quantized: Option<Quantized>,
     scattered: Option<Scattered>,
+    codes: Option<ScatteredCodes>,
     reduced: Option<Reduced>,
     layers: Option<Layers>,
     passes: Option<Passes>,
@@ -73,6 +75,7 @@ impl Member {
             gathered: None,
             quantized: None,
             scattered: None,
+            codes: None,
             reduced: None,
             layers: None,
             passes: None,
@@ -109,6 +112,15 @@ impl Member {
             }
             let scattered = self.scattered.as_mut().context("it was made")?;
             return scattered.round(by, request.calls, rank, self.comm.as_ref(), gate);
+        }
+        if let Work::ScatteredCodes(by, travels, sizes) = request.work {
+            let rank = self.symmetric.rank();
+            if self.codes.as_ref().is_none_or(|codes| !codes.is_of(sizes, travels)) {
+                self.codes = None;
+                let made = gate.after(DEADLINE, || ScatteredCodes::new(rank, &self.runtime, self.symmetric.backend(), sizes, travels))?;
+                self.codes = Some(made);
+            }
+            return self.codes.as_mut().context("it was made")?.round(by, request.calls, rank, gate);
         }
         if let Work::ReducedProduct(by, sizes) = request.work {
             let rank = self.symmetric.rank();
@@ -254,6 +266,7 @@ impl Member {
             Work::GatheredProduct(..)
             | Work::QuantizedProduct(..)
             | Work::ScatteredProduct(..)
+            | Work::ScatteredCodes(..)
             | Work::ReducedProduct(..)
             | Work::Layer(..)
             | Work::Weights(..)

@@ -16,6 +16,7 @@
 //! | `expected` | what these have to be |
 //! | `reduced` | a rank's products whose sum all ranks get |
 //! | `scattered` | a rank's products whose rows are scattered |
+//! | `scattered_quantized` | those of operands that are codes and scales |
 //! | `part` | a rank's part of either |
 //! | `layer` | a rank's part of a feed-forward layer: all of its products, forward and backward |
 //! | `weights` | a rank's weights in shards |
@@ -39,6 +40,7 @@ mod products;
 mod quantized;
 mod reduced;
 mod scattered;
+mod scattered_quantized;
 mod shapes;
 mod symmetric;
 mod weights;
@@ -79,7 +81,7 @@ pub const NAMES: [&str; 8] = [
 const METHOD: &str = "Calls one after another, the slowest rank; wall: from the first call to the end of the work; device: between two events. Products of gathered \
 operands: random normal data, one call that is not timed before the first event; before the first round the results of a call and of a replayed call are compared with plain \
 products, byte by byte, of results over 64 MiB the first and last 32 MiB. The slowest side of `limit` is the limit of the others; `chosen` is the side that the model takes. The layer: random normal data, eager calls of torch and NCCL, whose gathers and sums come one after the products; before the first round all \
-results of a call, or of a replayed graph, are compared with plain products of one GPU, within 1 % and 2 % of a usual element; torch's has no bias, and gradients of weights in bf16, and its results are not compared, nor are those of the pair apart. Context parallelism: random normal data, one call that is not timed before the \
+results of a call, or of a replayed graph, are compared with plain products of one GPU, within 1 % and 2 % of a usual element; torch's has the same bias, its gradient and gradients of weights in f32, what is between its products is compiled, and its results are not compared, nor are those of the pair apart. Context parallelism: random normal data, one call that is not timed before the \
 first event; before the first round both passes of each schedule are compared with our single GPU's, in the first and last rows of rank 0. `divided.alone` is our single GPU, rank 0's, on the whole \
 sequence: its time over `divided.ranks`, over a side's, is the side's efficiency, of 512k tokens and more beside one time of the single GPU, and without the call that is not timed; `divided.each` is the same of every rank at once, by the slowest. `ranks.idle` is from the end of each rank's last call to the last rank's, by the host's clock. \
 What `auto` chooses: each pass alone, by every schedule that can be taken; the plan of the chosen side has the times of all by the model; the first and last rows of rank 0 are compared with those of the side that was made first.";
@@ -126,6 +128,8 @@ enum Work {
     QuantizedProduct(quantized::By, quantized::Travels, Sizes),
     /// Products whose sum the ranks share, and whose rows are scattered.
     ScatteredProduct(scattered::By, Sizes),
+    /// The same of operands that are codes and scales.
+    ScatteredCodes(scattered_quantized::By, quantized::Travels, Sizes),
     /// Products whose sum all ranks get.
     ReducedProduct(reduced::By, Sizes),
     /// Both passes of a feed-forward layer.

@@ -9,7 +9,7 @@ use super::gathered::{By, Sizes, config};
 use super::plan::{Comparison, DEVICE, Side};
 use super::quantized::{self, Travels};
 use super::shapes::SHAPES;
-use super::{Request, Work, layer, reduced, scattered};
+use super::{Request, Work, layer, reduced, scattered, scattered_quantized};
 use crate::results::Missing;
 
 /// Gathered products beside what they are made of, and beside peers.
@@ -40,6 +40,11 @@ pub fn main(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
         let mut of = scatter(world, rates, sizes, ROUND)?;
         of.sides.push(scattered_side("product, then NCCL", scattered::By::ProductThenNccl, sizes, of.calls));
         all.push(of);
+    }
+    for sizes in [[8192, 8192, 8192], [4096, 4096, 8192]] {
+        for travels in [Travels::Mxfp8, Travels::Nvfp4] {
+            all.push(scattered_codes(world, rates, sizes, travels, ROUND)?);
+        }
     }
     for m in [8192, 4096, 2048, 16] {
         let sizes = [m, 8192, 8192];
@@ -165,17 +170,42 @@ fn codes(world: u32, rates: &Rates, sizes: Sizes, travels: Travels, round: f64) 
     })
 }
 
+/// Operands that are codes and scales, whose product's rows are scattered: the methods, what they are made of, and the same product of operands in bf16.
+fn scattered_codes(world: u32, rates: &Rates, sizes: Sizes, travels: Travels, round: f64) -> Result<Comparison> {
+    use scattered_quantized::By;
+    let Comparison { bytes, flops, calls, shape, .. } = scatter(world, rates, sizes, round)?;
+    let side = |label, by| Side { label, request: Request { work: Work::ScatteredCodes(by, travels, sizes), bytes: 0, calls } };
+    let peers = u64::from(world - 1);
+    let mut sides = vec![side("fused", By::Fused), side("sequential", By::Sequential), side(PRODUCT, By::ProductAlone)];
+    sides.push(side("dequantizing alone", By::Dequantize));
+    sides.push(Side { label: WIRE, request: Request { work: Work::Put, bytes: bytes / peers, calls: calls * peers } });
+    sides.push(scattered_side("bf16 fused", scattered::By::Fused, sizes, calls));
+    Ok(Comparison {
+        bytes,
+        flops,
+        limit: &[PRODUCT, WIRE],
+        chosen: Some("fused"),
+        ..Comparison::of(OVERLAP, &format!("gemm-rs {} nt", travels.name()), shape, sides, &[DEVICE])
+    })
+}
+
 /// What virtual GPUs do of [`main`] and of [`shapes`](super::shapes).
 pub fn tiny(world: u32, rates: &Rates) -> Result<Vec<Comparison>> {
     let count = u64::from(world);
     let one = methods(SHAPES, world, rates, [16 * count, 16 * count, 72], 0.0)?;
     let narrow = |travels| codes(world, rates, [32 * count, 16 * count, 96], travels, 0.0);
     let scattered = scatter(world, rates, [24 * count, 16, 16 * count], 0.0)?;
+    let scattered_codes = |travels| scattered_codes(world, rates, [24 * count, 32, 64 * count], travels, 0.0);
     let reduced = reduce(world, rates, [24 * count, 16, 16 * count], 0.0)?;
     let first = whole(world, rates, [48 * count, 32 * count, 136], 0.0)?;
     let sizes = [24 * count, 32, 16 * count];
     let (layer, pair) = (layer::comparison(world, sizes, 0.0, false), layer::pair(world, sizes, 0.0));
-    Ok(vec![first, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered, reduced, layer, pair])
+    let codes = [scattered_codes(Travels::Mxfp8)?, scattered_codes(Travels::Nvfp4)?];
+    Ok([first, narrow(Travels::Mxfp8)?, narrow(Travels::Nvfp4)?, one, scattered]
+        .into_iter()
+        .chain(codes)
+        .chain([reduced, layer, pair])
+        .collect())
 }
 
 /// The methods, what they are made of, and torch's.
