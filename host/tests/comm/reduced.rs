@@ -386,8 +386,8 @@ struct Lonely {
 }
 
 fn lonely(ranks: u32, config: AllReduceConfig) -> Result<Lonely> {
-    // The kernel of rank 0 waits for some steps, in which the others do what they can, and they for much longer.
-    let deadlines = (0..ranks).map(|rank| if rank == 0 { Duration::from_millis(2) } else { Duration::from_millis(400) });
+    // The kernel of rank 0 waits for some thousand steps, and the others for much longer.
+    let deadlines = (0..ranks).map(|rank| if rank == 0 { Duration::from_micros(5) } else { Duration::from_millis(400) });
     let world = World::new(ranks, 1);
     let open = |(rank, deadline)| Arena::open(rank, ArenaOptions { deadline, rendezvous: Some(Duration::from_secs(60)), ..options() });
     let arenas = world.ranks.iter().zip(deadlines).map(open).collect::<Result<_>>()?;
@@ -439,7 +439,9 @@ fn a_small_sum_without_a_part_is_nan() -> Result<()> {
         let end = stream.record()?;
         while !end.is_done()? {}
         let error = stream.synchronize().unwrap_err().to_string();
-        assert!(error.contains(&format!("rank {}", ranks - 1)) && error.contains("part of a small sum"), "{ranks} ranks: {error}");
+        // Of several ranks others may be as late within so few steps.
+        let named = if ranks == 2 { "signal from rank 1" } else { "signal from rank" };
+        assert!(error.contains(named) && error.contains("part of a small sum"), "{ranks} ranks: {error}");
         // The arena has ended, and watches the stream no longer.
         for (call, kept) in found.iter().enumerate() {
             let words = kept.to_vec(stream)?.into_iter().flat_map(|word| [word as u16, (word >> 16) as u16]);
