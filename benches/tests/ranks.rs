@@ -66,7 +66,7 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     std::fs::write(folder.path().join("ranks.py"), SERVER).unwrap();
     let document = run(2, &["overlap"], 2, Peers::start_ranks(Some(folder.path()), 2));
     let products = of(&document, "overlap");
-    assert_eq!(products.len(), 7);
+    assert_eq!(products.len(), 9);
     let (pair, products) = products.split_last().unwrap();
     assert_eq!(pair.kernel, "dx and dW1 bf16, device");
     assert_eq!(labels(pair), ["bulk", "one after the other", "products alone", "wire alone"]);
@@ -91,6 +91,12 @@ fn gathered_products_are_compared_with_what_they_are_made_of() {
     assert_eq!(reduced.kernel, "gemm-ar bf16 nt, device");
     assert_eq!(labels(reduced)[..5], ["fused", "sequential", "one shot", "product alone", "wire alone"]);
     assert!(reduced.sides.iter().all(|side| side.milliseconds.iter().all(|time| *time > 0.0)) && reduced.chosen.is_some());
+    let (products, codes) = products.split_at(products.len() - 2);
+    for (product, format) in codes.iter().zip(["mxfp8", "nvfp4"]) {
+        assert_eq!(product.kernel, format!("gemm-rs {format} nt, device"));
+        assert_eq!(labels(product), ["fused", "sequential", "product alone", "dequantizing alone", "wire alone", "bf16 fused"]);
+        assert!(product.sides.iter().all(|side| side.milliseconds.len() == 2 && side.milliseconds.iter().all(|time| *time > 0.0)));
+    }
     let (scattered, products) = products.split_last().unwrap();
     assert_eq!(scattered.kernel, "gemm-rs bf16 nt, device");
     assert_eq!(labels(scattered)[..4], ["fused", "sequential", "product alone", "wire alone"]);

@@ -94,52 +94,33 @@ impl Member {
             return gathered.round((by, sizes), request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::QuantizedProduct(by, travels, sizes) = request.work {
-            let rank = self.symmetric.rank();
-            if self.quantized.as_ref().is_none_or(|quantized| !quantized.is_of(sizes, travels)) {
-                self.quantized = None;
-                let made = gate.after(DEADLINE, || Quantized::new(rank, &self.runtime, self.symmetric.backend(), sizes, travels))?;
-                self.quantized = Some(made);
-            }
-            let quantized = self.quantized.as_mut().context("it was made")?;
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let make = || Quantized::new(rank, &self.runtime, backend, sizes, travels);
+            let quantized = made_for(&mut self.quantized, gate, |quantized| quantized.is_of(sizes, travels), make)?;
             return quantized.round(by, travels, request.calls, rank, gate);
         }
         if let Work::ScatteredProduct(by, sizes) = request.work {
-            let rank = self.symmetric.rank();
-            if self.scattered.as_ref().is_none_or(|scattered| !scattered.is_of(sizes)) {
-                self.scattered = None;
-                let made = gate.after(DEADLINE, || Scattered::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
-                self.scattered = Some(made);
-            }
-            let scattered = self.scattered.as_mut().context("it was made")?;
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let make = || Scattered::new(rank, &self.runtime, backend, sizes);
+            let scattered = made_for(&mut self.scattered, gate, |scattered| scattered.is_of(sizes), make)?;
             return scattered.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::ScatteredCodes(by, travels, sizes) = request.work {
-            let rank = self.symmetric.rank();
-            if self.codes.as_ref().is_none_or(|codes| !codes.is_of(sizes, travels)) {
-                self.codes = None;
-                let made = gate.after(DEADLINE, || ScatteredCodes::new(rank, &self.runtime, self.symmetric.backend(), sizes, travels))?;
-                self.codes = Some(made);
-            }
-            return self.codes.as_mut().context("it was made")?.round(by, request.calls, rank, gate);
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let make = || ScatteredCodes::new(rank, &self.runtime, backend, sizes, travels);
+            let codes = made_for(&mut self.codes, gate, |codes| codes.is_of(sizes, travels), make)?;
+            return codes.round(by, request.calls, rank, gate);
         }
         if let Work::ReducedProduct(by, sizes) = request.work {
-            let rank = self.symmetric.rank();
-            if self.reduced.as_ref().is_none_or(|reduced| !reduced.is_of(sizes)) {
-                self.reduced = None;
-                let made = gate.after(DEADLINE, || Reduced::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
-                self.reduced = Some(made);
-            }
-            let reduced = self.reduced.as_mut().context("it was made")?;
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let make = || Reduced::new(rank, &self.runtime, backend, sizes);
+            let reduced = made_for(&mut self.reduced, gate, |reduced| reduced.is_of(sizes), make)?;
             return reduced.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Layer(by, sizes) = request.work {
-            let rank = self.symmetric.rank();
-            if self.layers.as_ref().is_none_or(|layers| !layers.is_of(sizes)) {
-                self.layers = None;
-                let made = gate.after(DEADLINE, || Layers::new(rank, &self.runtime, self.symmetric.backend(), sizes))?;
-                self.layers = Some(made);
-            }
-            let layers = self.layers.as_mut().context("it was made")?;
+            let (rank, backend) = (self.symmetric.rank(), self.symmetric.backend());
+            let make = || Layers::new(rank, &self.runtime, backend, sizes);
+            let layers = made_for(&mut self.layers, gate, |layers| layers.is_of(sizes), make)?;
             return layers.round(by, request.calls, rank, self.comm.as_ref(), gate);
         }
         if let Work::Weights(by, layers) = request.work {
@@ -310,6 +291,20 @@ impl Member {
         }
         Ok(())
     }
+}
+
+/// What is there where it is of this request, and else what is made for it: once the memory of the other is given back, and by all ranks together.
+fn made_for<'a, T>(
+    there: &'a mut Option<T>,
+    gate: &Gate,
+    is_of: impl FnOnce(&T) -> bool,
+    make: impl FnOnce() -> Result<T>,
+) -> Result<&'a mut T> {
+    if !there.as_ref().is_some_and(is_of) {
+        *there = None;
+        *there = Some(gate.after(DEADLINE, make)?);
+    }
+    there.as_mut().context("it was made")
 }
 
 impl Product {

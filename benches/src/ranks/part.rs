@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use half::bf16 as Half;
-use oxtile::comm::HostRank;
+use oxtile::comm::{HostRank, Team};
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
-use oxtile::symmetric::Arena;
+use oxtile::overlap::OverlapMemory;
+use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
 use oxtile::{Buffer, Runtime, Stream};
 
 use super::Times;
@@ -90,6 +91,17 @@ impl<M> Room<M> {
 
     pub fn open(&self) -> Result<(&M, &Arena)> {
         self.memory.as_ref().zip(self.arena.as_ref()).context("it was opened")
+    }
+}
+
+impl Room<OverlapMemory> {
+    /// Room for so many bytes of operands or parts, whose copies `out` enqueues, in an arena of its own.
+    pub fn of(rank: &HostRank, backend: BackendName, needed: u64, out: &Stream) -> Result<Self> {
+        let options = ArenaOptions { backend, bytes: 2 * needed + 4096, deadline: DEADLINE, ..ArenaOptions::default() };
+        let arena = Arena::open(rank, options)?;
+        let member = Team::all(rank.world()).member(rank.rank()).context("every rank is of the world")?;
+        let memory = OverlapMemory::take(&arena, &member, needed, out)?;
+        Ok(Self::new(arena, memory))
     }
 }
 

@@ -4,11 +4,11 @@
 
 use anyhow::{Context, Result, bail};
 use half::bf16 as Half;
-use oxtile::comm::{Communicator, HostRank, NcclCommunicator, ReduceOp, Team};
+use oxtile::comm::{Communicator, HostRank, NcclCommunicator, ReduceOp};
 use oxtile::num::bf16;
 use oxtile::overlap::{GemmReduceScatter, Global, OverlapMemory, ReduceScatterConfig, ScatterMethod, ScatteredProduct};
 use oxtile::runtime::Bound;
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
+use oxtile::symmetric::BackendName;
 use oxtile::{Buffer, Graph, Runtime, Stream};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use serde::{Deserialize, Serialize};
@@ -81,12 +81,9 @@ impl Scattered {
         let (world, config) = (rank.world(), config(sizes, None));
         let part = Part::new(rank, runtime, sizes, config.product(world)?)?;
         let needed = config.bytes::<bf16, bf16>(world)?;
-        let options = ArenaOptions { backend, bytes: 2 * needed + 4096, deadline: DEADLINE, ..ArenaOptions::default() };
-        let arena = Arena::open(rank, options)?;
-        let member = Team::all(world).member(rank.rank()).context("every rank is of the world")?;
-        let memory = OverlapMemory::take(&arena, &member, needed, &part.out)?;
+        let room = Room::of(rank, backend, needed, &part.out)?;
         let [whole, d] = [part.local.m, config.rows(world)].map(|rows| Buffer::uninitialised(&part.compute, rows * part.local.n));
-        let scattered = Self { whole: whole?, d: d?, methods: Vec::new(), room: Room::new(arena, memory), part };
+        let scattered = Self { whole: whole?, d: d?, methods: Vec::new(), room, part };
         scattered.part.compute.synchronize()?;
         Ok(scattered)
     }

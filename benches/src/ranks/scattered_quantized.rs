@@ -1,12 +1,12 @@
 //! A rank's products of codes and scales whose rows are scattered: by each method, what they are made of, and the same product in bf16.
 
 use anyhow::{Context, Result};
-use oxtile::comm::{HostRank, Team};
+use oxtile::comm::HostRank;
 use oxtile::num::bf16;
 use oxtile::overlap::{GemmReduceScatter, OverlapMemory, QuantizedGemmReduceScatter, ScatterMethod, ScatteredProduct};
 use oxtile::quantize::{Mxfp8Format, Nvfp4Format, QuantizedTensor};
 use oxtile::runtime::Bound;
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
+use oxtile::symmetric::BackendName;
 use oxtile::{Buffer, Runtime, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -94,26 +94,14 @@ impl<F: Casts> Of<F> {
         let part = Part::new(rank, runtime, sizes, config.product(world)?)?;
         // Of the operands in bf16, beside which it is compared, too.
         let needed = config.bytes::<bf16, bf16>(world)?;
-        let options = ArenaOptions { backend, bytes: 2 * needed + 4096, deadline: DEADLINE, ..ArenaOptions::default() };
-        let arena = Arena::open(rank, options)?;
-        let member = Team::all(world).member(rank.rank()).context("every rank is of the world")?;
-        let memory = OverlapMemory::take(&arena, &member, needed, &part.out)?;
+        let room = Room::of(rank, backend, needed, &part.out)?;
         let (stream, kernels, local) = (&part.compute, F::kernels(runtime)?, part.local);
         let shapes = [(&part.a, [local.m, local.k]), (&part.weight, [local.n, local.k])];
         let codes = shapes.map(|(values, shape)| F::whole(&kernels, stream, values.view(), shape));
         let wide = shapes.map(|(values, _)| Buffer::uninitialised(stream, values.len()));
         let results = [local.m, config.rows(world)].map(|rows| Buffer::uninitialised(stream, rows * local.n));
         let ([a, b], [wide_a, wide_b], [whole, d]) = (codes, wide, results);
-        let mut of = Self {
-            codes: [a?, b?],
-            wide: [wide_a?, wide_b?],
-            whole: whole?,
-            d: d?,
-            methods: Vec::new(),
-            room: Room::new(arena, memory),
-            kernels,
-            part,
-        };
+        let mut of = Self { codes: [a?, b?], wide: [wide_a?, wide_b?], whole: whole?, d: d?, methods: Vec::new(), room, kernels, part };
         of.dequantize()?;
         of.part.compute.synchronize()?;
         Ok(of)

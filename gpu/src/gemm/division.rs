@@ -15,10 +15,6 @@ pub trait Division<const RANK: usize>: Copy {
     type Arrival: Arrival;
     /// What ranks do with the tiles.
     type Sharing: Sharing;
-    /// Whether the input of the activation is kept.
-    const KEEPS: bool = false;
-    /// Whether the rounded product is multiplied by the derivative of GELU at a matrix.
-    const DERIVES: bool = false;
 
     /// The work of the calling cluster in a product of this shape, for tiles of a cluster of so many rows and columns, and steps of `depth` elements.
     fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Self::Order;

@@ -5,14 +5,7 @@
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;
-use oxtile_tile::register_tile::{self, RegisterTile, THREAD_ROWS};
-
-use crate::activation::{Activation, Gelu};
-
-/// Columns from a thread's pair to its next one.
-const PAIR: u32 = 8;
-/// Pairs of columns whose loads are in flight together.
-const TOGETHER: usize = 8;
+use oxtile_tile::register_tile::{self, RegisterTile};
 
 /// `alpha a_scale b_scale x + beta old + bias`, then GELU.
 #[derive(Clone, Copy, Parameter)]
@@ -95,38 +88,6 @@ impl<O: Pod> FusionArgument<'_, O> {
             }
         }
         Ok(())
-    }
-}
-
-/// Multiplies a tile by the derivative of GELU at the elements of `input`, a matrix `[rows, columns]`; the tile's first element is that at `[row, column]`, which is inside. Columns are even.
-#[inline(always)]
-pub fn multiply_by_slopes<O: Float + Pod, const COLUMNS: usize>(
-    tile: &mut RegisterTile<COLUMNS>,
-    input: &Global<O>,
-    [rows, columns]: [u32; 2],
-    [row, column]: [u32; 2],
-) where
-    Columns<COLUMNS>: MatrixColumns,
-{
-    // What is outside is read from a place inside, and not stored: loads that depend on nothing are in flight together.
-    let starts: [u64; THREAD_ROWS] = core::array::from_fn(|half| {
-        let row = (row + register_tile::row(half as u32)).min(rows - 1);
-        u64::from(row) * u64::from(columns) + u64::from(column + register_tile::column(0))
-    });
-    let mut first = 0;
-    while first < RegisterTile::<COLUMNS>::PAIRS {
-        let inputs: [[[O; 2]; THREAD_ROWS]; TOGETHER] = core::array::from_fn(|i| {
-            let at = PAIR * (first + i) as u32;
-            let at = u64::from(if at < columns - column { at } else { 0 });
-            starts.map(|start| [0, 1].map(|next| input.load(start + at + next)))
-        });
-        for i in 0..TOGETHER {
-            for half in 0..THREAD_ROWS {
-                let ([a, b], [x, y]) = (tile.pair(half, first + i), inputs[i][half].map(O::to_f32));
-                tile.set_pair(half, first + i, [a * Gelu::slope(x), b * Gelu::slope(y)]);
-            }
-        }
-        first += TOGETHER;
     }
 }
 

@@ -12,31 +12,20 @@ use core::marker::PhantomData;
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::layout::Swizzle128;
-use oxtile_tile::num::{Pod, e4m3};
+use oxtile_tile::num::e4m3;
 use oxtile_tile::prelude::*;
 use oxtile_tile::register_tile::StoredElement;
 use oxtile_tile::tensor_map::{TensorMap, TensorMapMut};
 
 use super::arrival::Gathered;
 use super::division::Division;
-use super::gathering::{ByRows, BySum, Deriving, Gathering, Keeping};
+use super::gathering::{ByRows, BySum, Gathering};
 use super::order::TileList;
 use super::sharing::Complete;
 use super::split::Split;
 use super::tensors::Tensors;
 use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
-
-/// Where a product is stored.
-#[derive(Clone, Copy, Parameter)]
-pub struct Stored<O: Pod, const WIDTH: usize> {
-    /// The result.
-    pub d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
-    /// The input of the activation, by a gathering that [keeps](Keeping) it.
-    pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128>>,
-    /// The matrix at which a gathering takes the [derivative](Deriving) of GELU, of the size of the result.
-    pub input: Option<Global<O>>,
-}
 
 /// The tiles of a list, none of them split, and what they wait for.
 #[derive(Clone, Copy)]
@@ -49,8 +38,6 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     type Order = TileList;
     type Arrival = G::Arrival;
     type Sharing = Complete;
-    const KEEPS: bool = G::KEEPS;
-    const DERIVES: bool = G::DERIVES;
 
     #[inline(always)]
     #[track_caller]
@@ -74,8 +61,7 @@ impl<G: Gathering> Division<2> for InTurn<G> {
     }
 }
 
-/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile. Where the gathering [keeps](Keeping) the input of the activation, it is stored
-/// too, rounded, and the result is the activation of what is stored. Where the gathering takes the [derivative](Deriving) of GELU, the rounded product is multiplied by it.
+/// Multiplies as [`gemm`](fn@super::gemm) does, with an operand that arrives meanwhile.
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [ByRows], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], G = [ByRows], M_MAJOR = [false], N_MAJOR = [false, true])]
@@ -85,8 +71,6 @@ impl<G: Gathering> Division<2> for InTurn<G> {
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], G = [BySum], M_MAJOR = [true], N_MAJOR = [true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Keeping<ByRows>], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256], G = [Deriving<ByRows>], M_MAJOR = [false], N_MAJOR = [true])]
 pub fn gemm_gathered<
     A: MatrixElement,
     B: MatrixElement,
@@ -100,21 +84,18 @@ pub fn gemm_gathered<
 >(
     a: TensorMap<A, PART, DEPTH, Swizzle128>,
     b: TensorMap<B, PART, DEPTH, Swizzle128>,
-    stored: Stored<O, WIDTH>,
+    d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     old: GlobalMut<O>,
     shape: Shape,
     fusion: Fusion<O>,
     gathered: Gathered,
 ) {
-    let Stored { d, kept, input } = stored;
     let division = InTurn::<G> { gathered, gathering: PhantomData };
     S::multiply::<A, B, DEPTH, O, WIDTH, _, _, M_MAJOR, N_MAJOR>(Tensors {
         a,
         few: None,
         b,
         d,
-        kept,
-        input,
         exchanged: None,
         old,
         shape,
@@ -144,15 +125,6 @@ fn grid<
     for (name, tiles, size) in [("shape.m", rows, m), ("shape.n", columns, n), ("shape.k", 0, k)] {
         LaunchError::check_limit(name, size.into(), i32::MAX as u64)?;
         LaunchError::check_limit(name, tiles, 1 << 16)?;
-    }
-    let is_kept = args.stored.kept.is_some();
-    LaunchError::check_limit("stored.kept", is_kept.into(), G::KEEPS.into())?;
-    LaunchError::check_at_least("stored.kept", G::KEEPS.into(), is_kept.into())?;
-    let reads = args.stored.input.is_some();
-    LaunchError::check_limit("stored.input", reads.into(), G::DERIVES.into())?;
-    LaunchError::check_at_least("stored.input", G::DERIVES.into(), reads.into())?;
-    if let Some(input) = args.stored.input {
-        LaunchError::check_length("stored.input", u64::from(m) * u64::from(n), input.len())?;
     }
     LaunchError::check_length("gathered.tiles", rows * columns, gathered.tiles.len())?;
     if rows * columns == 0 {

@@ -1,7 +1,5 @@
 //! What arrives while a product runs: a compile-time policy of its kernel.
 
-use core::marker::PhantomData;
-
 use oxtile_tile::prelude::*;
 
 use super::Shape;
@@ -11,10 +9,6 @@ use super::arrival::{Arrival, Gathered, GatheredArgument, RowArrival, SumArrival
 pub trait Gathering: Copy + 'static {
     /// What the producer waits by.
     type Arrival: Arrival;
-    /// Whether the input of the activation is kept.
-    const KEEPS: bool = false;
-    /// Whether the rounded product is multiplied by the derivative of GELU at a matrix.
-    const DERIVES: bool = false;
 
     /// Nothing was waited for yet, in a product of this shape and steps of `depth` elements.
     fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> Self::Arrival;
@@ -62,42 +56,6 @@ impl Gathering for BySum {
         LaunchError::check_limit("gathered.first", gathered.first.into(), steps.saturating_sub(1).into())?;
         check_shards(gathered, shape.k)?;
         Ok(gathered.sources.into())
-    }
-}
-
-/// As `G`, and the input of the activation is kept.
-#[derive(Clone, Copy)]
-pub struct Keeping<G>(PhantomData<G>);
-
-impl<G: Gathering> Gathering for Keeping<G> {
-    type Arrival = G::Arrival;
-    const KEEPS: bool = true;
-
-    #[inline(always)]
-    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {
-        G::arrival(gathered, shape, depth)
-    }
-
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
-        G::check(gathered, shape, steps)
-    }
-}
-
-/// As `G`, and the rounded product is multiplied by the derivative of GELU at a matrix, which was there before the kernel began.
-#[derive(Clone, Copy)]
-pub struct Deriving<G>(PhantomData<G>);
-
-impl<G: Gathering> Gathering for Deriving<G> {
-    type Arrival = G::Arrival;
-    const DERIVES: bool = true;
-
-    #[inline(always)]
-    fn arrival(gathered: Gathered, shape: Shape, depth: u32) -> G::Arrival {
-        G::arrival(gathered, shape, depth)
-    }
-
-    fn check(gathered: &GatheredArgument<'_>, shape: Shape, steps: u32) -> Result<u64, LaunchError> {
-        G::check(gathered, shape, steps)
     }
 }
 

@@ -52,8 +52,6 @@ pub fn gemm_grouped<
         few: None,
         b,
         d,
-        kept: None,
-        input: None,
         exchanged: None,
         old,
         shape,

@@ -66,8 +66,8 @@ pub use blocks::{BLOCK, BlockOperands, BlockOperandsArgument, GEMM_BLOCKS, GemmB
 pub use epilogue::{EPILOGUE_ROWS, EPILOGUE_VECTOR, GEMM_EPILOGUE, GemmEpilogue, GemmEpilogueArgs};
 pub(crate) use fusion::gelu_of;
 pub use fusion::{Fusion, FusionArgument};
-pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs, Stored, StoredArgument};
-pub use gathering::{ByRows, BySum, Deriving, Gathering, Keeping};
+pub use gathered::{GEMM_GATHERED, GemmGathered, GemmGatheredArgs};
+pub use gathering::{ByRows, BySum, Gathering};
 pub use grouped::{GEMM_GROUPED, GemmGrouped, GemmGroupedArgs};
 pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
@@ -152,7 +152,7 @@ pub fn gemm<
     fusion: Fusion<O>,
     split: Split,
 ) {
-    let tensors = Tensors { a, few, b, d, kept: None, input: None, exchanged: None, old, shape, fusion, division: split };
+    let tensors = Tensors { a, few, b, d, exchanged: None, old, shape, fusion, division: split };
     // A warp does so that does not ready the ring meanwhile.
     if thread::index() == warpgroup::THREADS {
         tensors.prefetch();

@@ -11,7 +11,6 @@ use oxtile_tile::warpgroup;
 
 use super::arrival::Arrival;
 use super::division::Division;
-use super::fusion::{Fusion, gelu_of, multiply_by_slopes};
 use super::order::WorkOrder;
 use super::place::Place;
 use super::sharing::Sharing;
@@ -96,7 +95,7 @@ where
         O: StoredElement,
         W: Division<RANK>,
     {
-        let Tensors { d, kept, input, exchanged, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
+        let Tensors { d, exchanged, old, shape: Shape { m, n, .. }, fusion, division, .. } = tensors;
         let mut ring = shared.ring.consumer();
         let mut sharing = division.sharing(tensors.shape, <Self as TileShape>::COLUMNS);
         let factor = fusion.factor();
@@ -178,27 +177,7 @@ where
                     }
                 }
             }
-            if W::KEEPS {
-                let linear = Fusion { gelu: false, ..*fusion };
-                linear.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
-                // The result is the activation of what is stored.
-                tile.map(|x| O::from_f32(x).to_f32());
-                if let Some(kept) = kept {
-                    epilogue::store(kept, work.place.d(origin), &tile, staging, number);
-                }
-                if fusion.gelu {
-                    tile.map(gelu_of);
-                }
-            } else {
-                fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
-            }
-            if W::DERIVES
-                && let Some(input) = input
-            {
-                // As a product that is stored before it is multiplied.
-                tile.map(|x| O::from_f32(x).to_f32());
-                multiply_by_slopes(&mut tile, input, [end, *n], [first + origin[0], origin[1]]);
-            }
+            fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
             epilogue::store(d, work.place.d(origin), &tile, staging, number);
         }
         sharing.land();

@@ -93,7 +93,7 @@ pub fn gemm_scattered<T: MatrixElement + StoredElement, S: TileShape, const N_MA
     // SAFETY: no element is in it. What the result was is a part, if it is added.
     let old = unsafe { GlobalMut::from_raw_parts(0, 0) };
     let exchanged = Some(Exchanged { parts, others });
-    let tensors = Tensors { a, few: None, b, d, kept: None, input: None, exchanged, old, shape, fusion, division };
+    let tensors = Tensors { a, few: None, b, d, exchanged, old, shape, fusion, division };
     S::multiply::<T, T, DEPTH, T, DEPTH, _, _, false, N_MAJOR>(tensors);
 }
 

@@ -24,10 +24,6 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub few: Option<TensorMap<A, FEW, DEPTH, Swizzle128, RANK>>,
     pub b: TensorMap<B, PART, DEPTH, Swizzle128, RANK>,
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
-    /// Where the input of the activation is kept, by a division that keeps it.
-    pub kept: Option<TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>>,
-    /// The matrix at which a division that takes it has the derivative of GELU.
-    pub input: Option<Global<O>>,
     /// By a division whose ranks share the sum.
     pub exchanged: Option<Exchanged<O, WIDTH>>,
     pub old: GlobalMut<O>,

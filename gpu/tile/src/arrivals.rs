@@ -12,7 +12,6 @@ use oxtile_macros::Parameter;
 
 use crate::flag::{self, Outcome, Patience};
 use crate::global::{GlobalMut, GlobalTable};
-use crate::launch::{ArgumentWords, BufferAccess, DeviceFlags, Parameter, ParameterName, WordList, WordReader};
 use crate::{sync, thread};
 
 /// Words of 64 bits from a flag to the next: a line of 128 bytes.
@@ -29,38 +28,20 @@ const SET: u64 = 1;
 pub struct FlagLines(GlobalMut<u64>);
 
 impl FlagLines {
+    /// The lines of so many words at `address`.
+    ///
+    /// # Safety
+    /// As [`GlobalMut::from_raw_parts`].
+    #[inline(always)]
+    pub(crate) const unsafe fn from_raw_parts(address: u64, length: u64) -> Self {
+        // SAFETY: passed on to the caller.
+        Self(unsafe { GlobalMut::from_raw_parts(address, length) })
+    }
+
     /// The words of the lines.
     #[inline(always)]
     pub const fn words(&self) -> GlobalMut<u64> {
         self.0
-    }
-}
-
-// SAFETY: an address and a length; `access` names that range.
-unsafe impl Parameter for FlagLines {
-    type Argument<'a> = DeviceFlags<'a>;
-    type Words<Rest: WordList> = (*mut u64, (u64, Rest));
-    const WORDS: usize = 2;
-
-    fn pack(argument: &DeviceFlags<'_>, words: &mut ArgumentWords) {
-        words.push(argument.address());
-        words.push(argument.len());
-    }
-
-    fn access<'s>(argument: &'s DeviceFlags<'_>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
-        visit(argument.access_as(name));
-    }
-
-    fn unpack(words: &mut WordReader<'_>) -> Self {
-        let (address, length) = (words.next_word(), words.next_word());
-        // SAFETY: the emulator looks every address up before it touches memory.
-        Self(unsafe { GlobalMut::from_raw_parts(address, length) })
-    }
-
-    #[inline(always)]
-    unsafe fn take<Rest: WordList>((pointer, (length, rest)): (*mut u64, (u64, Rest))) -> (Self, Rest) {
-        // SAFETY: passed on to the caller.
-        (Self(unsafe { GlobalMut::from_raw_parts(pointer as u64, length) }), rest)
     }
 }
 

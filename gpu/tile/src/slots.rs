@@ -12,7 +12,6 @@ use crate::arch::{GlobalMemory, Target};
 use crate::arrivals::Arrivals;
 use crate::flag::Outcome;
 use crate::global::GlobalMut;
-use crate::launch::{ArgumentWords, BufferAccess, DeviceSlots, Parameter, ParameterName, WordList, WordReader};
 use crate::num::{Float, Pod};
 use crate::vector::Vector;
 
@@ -96,34 +95,6 @@ fn sent(word: u32) -> u32 {
 #[inline(always)]
 fn has_come(words: [u32; 4]) -> bool {
     words.into_iter().fold(true, |all, word| all & (word & ELEMENTS[0] != ELEMENTS[0]) & (word & ELEMENTS[1] != ELEMENTS[1]))
-}
-
-// SAFETY: an address and a length; `access` names that range.
-unsafe impl<T: Pod + Float> Parameter for Slots<T> {
-    type Argument<'a> = DeviceSlots<'a, T>;
-    type Words<Rest: WordList> = (*mut T, (u64, Rest));
-    const WORDS: usize = 2;
-
-    fn pack(argument: &DeviceSlots<'_, T>, words: &mut ArgumentWords) {
-        words.push(argument.address());
-        words.push(argument.len());
-    }
-
-    fn access<'s>(argument: &'s DeviceSlots<'_, T>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
-        visit(argument.access_as(name));
-    }
-
-    fn unpack(words: &mut WordReader<'_>) -> Self {
-        let (address, length) = (words.next_word(), words.next_word());
-        // SAFETY: the emulator looks every address up before it touches memory.
-        unsafe { Self::from_raw_parts(address, length) }
-    }
-
-    #[inline(always)]
-    unsafe fn take<Rest: WordList>((pointer, (length, rest)): (*mut T, (u64, Rest))) -> (Self, Rest) {
-        // SAFETY: passed on to the caller.
-        (unsafe { Self::from_raw_parts(pointer as u64, length) }, rest)
-    }
 }
 
 #[cfg(test)]

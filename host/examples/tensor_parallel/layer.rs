@@ -26,7 +26,7 @@ impl Shape {
     /// `z = x W1^T + b`, of which GELU follows: `W1` is `[hidden, width]`, and each rank has some rows.
     fn up(self) -> AllGatherConfig {
         let config = AllGatherConfig::new(Global { m: self.tokens, n: self.hidden, k: self.width });
-        AllGatherConfig { transpose_b: true, activation: Activation::Gelu, keeps_input: true, ..config }
+        AllGatherConfig { transpose_b: true, activation: Activation::Gelu, ..config }
     }
 
     /// `y = gelu(z) W2^T`: `W2` is `[width, hidden]`, and each rank has some columns.

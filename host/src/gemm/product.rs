@@ -6,7 +6,7 @@ use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 use oxtile_tile::num::Pod;
 
 use super::choice::GemmKernel;
-use super::config::GemmConfig;
+use super::config::{Activation, GemmConfig};
 use super::epilogue::{Epilogue, Unfinished};
 use super::plan::GemmPlan;
 use super::table::{AnyInstance, GemmOperands};
@@ -155,7 +155,16 @@ impl<T: GemmOperands<O>, O: Pod> Gemm<T, O> {
         self.bind_as(stream, self.config, matrices)
     }
 
-    /// Binds matrices to a product of another activation.
+    /// Binds matrices to the product with another activation.
+    pub(crate) fn bind_activated<'a>(
+        &'a self,
+        stream: &Stream,
+        activation: Activation,
+        matrices: Matrices<'a, T::A, T::B, O>,
+    ) -> Result<Bound<'a>> {
+        self.bind_as(stream, GemmConfig { activation, ..self.config }, matrices)
+    }
+
     fn bind_as<'a>(&'a self, stream: &Stream, config: GemmConfig, matrices: Matrices<'a, T::A, T::B, O>) -> Result<Bound<'a>> {
         let GemmConfig { m, n, k, .. } = config;
         let Matrices { a, b, bias, d, .. } = &matrices;

@@ -56,7 +56,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         self.result
     }
 
-    /// The input of the activation, if it is [kept](super::AllGatherConfig::keeps_input), for kernels that are launched after a [call](Self::run) and before the next one.
+    /// The input of the activation, if it is [kept](crate::gemm::Epilogue::kept), for kernels that are launched after a [call](Self::run) and before the next one.
     pub fn input(&self) -> Option<DeviceView<'_, O>> {
         self.input
     }

@@ -104,9 +104,6 @@ pub struct AllGatherConfig {
     pub beta: f32,
     /// What comes last.
     pub activation: Activation,
-    /// Whether the input of the activation is kept, as it is stored, for its gradient: an [`Epilogue`](crate::gemm::Epilogue) then has [`kept`](crate::gemm::Epilogue::kept) when it is
-    /// [bound](super::AllGatherGemm::bind_epilogue). The result is the activation of what is stored. With [`Activation::Gelu`], without `beta`. The times of the model leave it out.
-    pub keeps_input: bool,
     /// The format in which the operand travels, to be dequantized where it arrives ([`QuantizedAllGatherGemm`](super::QuantizedAllGatherGemm)); none: its elements do. For rows of `A`.
     pub format: Option<GatheredFormat>,
     /// How it overlaps.
@@ -118,7 +115,7 @@ impl AllGatherConfig {
     pub fn new(sizes: Global) -> Self {
         let GemmConfig { transpose_a, transpose_b, alpha, beta, activation, .. } = GemmConfig::default();
         let (gathers, overlap) = (Gathers::default(), OverlapConfig::default());
-        Self { sizes, gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input: false, format: None, overlap }
+        Self { sizes, gathers, transpose_a, transpose_b, alpha, beta, activation, format: None, overlap }
     }
 
     /// The same of an operand that travels in a format.
@@ -138,19 +135,6 @@ impl AllGatherConfig {
         self.sizes.local(ranks, split)
     }
 
-    /// Why the input of the activation cannot be kept, if it is to be.
-    pub(super) fn check_kept(&self) -> Result<(), String> {
-        if !self.keeps_input {
-            Ok(())
-        } else if self.activation != Activation::Gelu {
-            Err("no GELU comes after the product, whose input could be kept: take Activation::Gelu, or leave keeps_input".to_owned())
-        } else if self.beta != 0.0 {
-            Err(format!("beta is {}: it is 0 where the input of GELU is kept", self.beta))
-        } else {
-            Ok(())
-        }
-    }
-
     /// Why the operand cannot travel in its format, if it has one.
     pub(super) fn check_format<T: 'static>(&self) -> Result<(), String> {
         let Some(format) = self.format else { return Ok(()) };
@@ -159,10 +143,6 @@ impl AllGatherConfig {
         } else if self.gathers != Gathers::Rows || self.transpose_a {
             Err(format!(
                 "{format} is gathered by rows of A that are stored as [m, k]: leave gathers and transpose_a as they are, or gather bf16"
-            ))
-        } else if self.keeps_input {
-            Err(format!(
-                "the input of GELU is kept of operands that travel as they are, not of {format}: take Activation::Identity, and GELU after the product"
             ))
         } else {
             self.activation.check_alone()
@@ -190,9 +170,9 @@ mod tests {
         let OverlapConfig { method, cut, order, margin } = OverlapConfig::default();
         assert_eq!((method, cut, order, margin), (None, None, None, 0));
         let sizes = Global { m: 1, n: 2, k: 3 };
-        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, keeps_input, format, overlap, .. } =
+        let AllGatherConfig { gathers, transpose_a, transpose_b, alpha, beta, activation, format, overlap, .. } =
             AllGatherConfig::new(sizes);
-        assert_eq!((gathers, transpose_a, transpose_b, keeps_input, format), (Gathers::Rows, false, false, false, None));
+        assert_eq!((gathers, transpose_a, transpose_b, format), (Gathers::Rows, false, false, None));
         assert_eq!((alpha, beta, activation, overlap), (1.0, 0.0, Activation::Identity, OverlapConfig::default()));
     }
 }

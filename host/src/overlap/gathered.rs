@@ -12,9 +12,9 @@ use super::config::{AllGatherConfig, Gathers, Method};
 use super::memory::{Inner, OverlapMemory, PLACES};
 use super::products::ShardProducts;
 use super::schedule::{Schedule, banded};
-use super::table::{Beside, GatherOperands, GatheredKernel, GeluInput, Instance, Order, Waiting};
+use super::table::{GatherOperands, GatheredKernel, Instance, Order, Waiting};
 use crate::choice::Entry;
-use crate::gemm::{Activation, Epilogue, Gemm, GemmConfig, Matrices, Unfinished, wgmma_of};
+use crate::gemm::{Epilogue, Gemm, GemmConfig, Matrices, Unfinished, wgmma_of};
 use crate::runtime::{Bound, Buffer, Error, Result, Stream};
 
 /// A product of which one operand is gathered from all members of a team: the copies to the others and the product overlap.
@@ -89,8 +89,6 @@ struct Operands<'a, T, O> {
     weight: DeviceView<'a, T>,
     scales: Option<[DeviceView<'a, f32>; 2]>,
     bias: Option<DeviceView<'a, O>>,
-    /// At which a fused kernel takes the derivative of GELU.
-    read: Option<DeviceView<'a, O>>,
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
@@ -111,14 +109,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         let choice = config.choose_where::<T, O>(ranks, &rates, wgmma_of(device.capability()))?;
         let (schedule, product) = (config.schedule::<T, O>(ranks, choice.cut), config.product(ranks)?);
         let runtime = device.runtime();
-        // A plain product neither keeps nor reads a matrix: an activation that does follows it.
-        let follows = config.keeps_input || config.activation == Activation::GeluGradient;
-        let alone = if follows { GemmConfig { activation: Activation::Identity, ..product } } else { product };
         let work = match (choice.method, choice.tile) {
             (Method::Fused, Some(tile)) => {
                 let [m_major, n_major] = product.majors();
-                let (by_sum, input) = (config.gathers != Gathers::Rows, config.input_of_fused::<T, O>(&product));
-                let kernel = GatheredKernel { by_sum, input, tile, m_major, n_major };
+                let kernel = GatheredKernel { by_sum: config.gathers != Gathers::Rows, tile, m_major, n_major };
                 let kernel = (Entry::find(T::GATHERED, &kernel)?.load)(&runtime)?;
                 kernel.prepare(&device)?;
                 let ([rows, columns], cluster) = tile.size();
@@ -132,8 +126,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                 let flags = Buffer::from_slice(stream, &flags_of(inner, &schedule))?;
                 Work::Fused { kernel, tiles: Buffer::from_slice(stream, &tiles)?, flags }
             }
-            (Method::Chunked, _) => Work::Chunked(ShardProducts::new(&runtime, &schedule, alone)?),
-            _ => Work::Sequential(Gemm::new(&runtime, alone)?),
+            (Method::Chunked, _) => Work::Chunked(ShardProducts::new(&runtime, &schedule, product)?),
+            _ => Work::Sequential(Gemm::new(&runtime, product)?),
         };
         let len = config.gathered().iter().product();
         let number = inner.next_operation();
@@ -182,8 +176,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         self.bind_as("AllGatherGemm::bind_scaled", stream, (weight, Some(scales)), Epilogue::of_bias(bias), d)
     }
 
-    /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. A fused kernel [keeps](AllGatherConfig::keeps_input) the input of
-    /// GELU itself, and takes the derivative itself of bf16 rows where neither operand is transposed; the rest of what is kept or read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
+    /// As [`bind`](Self::bind), with an [`Epilogue`], and with factors as [`bind_scaled`](Self::bind_scaled) has them if there are any. What is kept or
+    /// read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
     ///
     /// # Errors
     /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or, where an input is kept, a kept matrix or a result that begins at no multiple of 16 bytes.
@@ -203,17 +197,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         bind: &'static str,
         stream: &Stream,
         (weight, scales): (DeviceView<'a, T>, Option<[DeviceView<'a, f32>; 2]>),
-        mut epilogue: Epilogue<'a, O>,
+        epilogue: Epilogue<'a, O>,
         d: DeviceViewMut<'a, O>,
     ) -> Result<GatheredProduct<'a, T, O>> {
         let (inner, GemmConfig { m, n, k, .. }) = (&self.memory.0, self.product);
-        if self.config.keeps_input != epilogue.kept.is_some() {
-            let why = match epilogue.kept {
-                Some(_) => "the configuration keeps no input of an activation: set keeps_input, or take no Epilogue::kept",
-                None => "the configuration keeps the input of its activation: bind_epilogue takes where, as Epilogue::kept",
-            };
-            return Err(Error::Invalid { what: bind, why: why.to_owned() });
-        }
         let (what, len) = match self.config.gathers {
             Gathers::Rows | Gathers::SumOfA => ("AllGatherGemm::bind, b", k * n),
             Gathers::SumOfB => ("AllGatherGemm::bind, a", m * k),
@@ -232,14 +219,10 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
         let (result, input) = (d.access("d"), epilogue.kept.as_ref().map(|kept| kept.access("kept")));
-        // A fused kernel keeps the input of GELU itself, and may take the derivative itself.
-        let fused = (self.choice.method == Method::Fused).then(|| self.config.input_of_fused::<T, O>(&self.product));
-        let kept = if fused == Some(GeluInput::Kept) { epilogue.kept.take() } else { None };
-        let read = if fused == Some(GeluInput::Read) { epilogue.input.take() } else { None };
         // SAFETY: what follows is enqueued by `GatheredProduct::run` alone, after the product of the call.
         let Unfinished { config, bias, d, following } = unsafe { epilogue.part::<T>(stream, self.product, d) }?;
-        let operands = Operands { config, weight, scales, bias, read };
-        let [first, second] = [0, 1].map(|place| self.bind_place(stream, place, operands, kept.as_ref(), &d));
+        let operands = Operands { config, weight, scales, bias };
+        let [first, second] = [0, 1].map(|place| self.bind_place(stream, place, operands, &d));
         let products = [first?, second?];
         // SAFETY: what `d` and `kept` lend is lent on, to be read: between the calls, which need the product that lends it for themselves.
         let lent = |of: BufferAccess<'a>| unsafe { DeviceView::from_raw(of.address, m * n, of.owner) };
@@ -252,22 +235,20 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         stream: &Stream,
         place: usize,
         operands: Operands<'a, T, O>,
-        kept: Option<&DeviceViewMut<'a, O>>,
         d: &DeviceViewMut<'a, O>,
     ) -> Result<Product<'a>> {
         let (gathered, length) = (self.places[place].view(), d.len());
-        let (target, kept) = (d.access("d"), kept.map(|kept| kept.access("kept")));
+        let target = d.access("d");
         // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `GatheredProduct::run`, which has the
         // only reference to both, and each call is after the one before it.
-        let again = |of: BufferAccess<'a>| unsafe { DeviceViewMut::from_raw(of.address, length, of.owner) };
-        let d = || again(target);
-        let Operands { config, weight, scales, bias, read } = operands;
+        let d = || unsafe { DeviceViewMut::from_raw(target.address, length, target.owner) };
+        let Operands { config, weight, scales, bias } = operands;
         let matrices = |gathered, d| match self.config.gathers {
             Gathers::Rows | Gathers::SumOfA => Matrices { a: gathered, b: weight, scales, bias, d },
             Gathers::SumOfB => Matrices { a: weight, b: gathered, scales, bias, d },
         };
         Ok(match &self.work {
-            Work::Sequential(gemm) => Product::Sequential(gemm.bind_matrices(stream, matrices(gathered, d()))?),
+            Work::Sequential(gemm) => Product::Sequential(gemm.bind_activated(stream, config.activation, matrices(gathered, d()))?),
             Work::Fused { kernel, tiles, flags } => {
                 let (schedule, me) = (&self.schedule, self.memory.member().rank().index());
                 // The first step that is wholly of the own part.
@@ -288,15 +269,9 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
                     first,
                     margin,
                 };
-                {
-                    let beside = Beside { kept: kept.map(again), input: read };
-                    Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()), beside)?)
-                }
+                Product::Fused(kernel.bind(stream, config, order, matrices(gathered, d()))?)
             }
-            Work::Chunked(products) => {
-                let GemmConfig { n, k, .. } = self.product;
-                Product::Chunked(products.bind(stream, &self.schedule, [n, k], gathered, d, matrices)?)
-            }
+            Work::Chunked(products) => Product::Chunked(products.bind(stream, &self.schedule, config, gathered, d, matrices)?),
         })
     }
 }

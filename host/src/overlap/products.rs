@@ -22,12 +22,12 @@ impl<T: GemmElement<O>, O: Pod> ShardProducts<T, O> {
         Ok(Self { whole: of(schedule.extent())?, last: of(last.unwrap_or(0))? })
     }
 
-    /// Binds them, by members: rows of `gathered` and of what `d` gives.
+    /// Binds them, by members, to the columns, sum and activation of a product: rows of `gathered` and of what `d` gives.
     pub fn bind<'a>(
         &'a self,
         stream: &Stream,
         schedule: &Schedule,
-        [n, k]: [u64; 2],
+        GemmConfig { n, k, activation, .. }: GemmConfig,
         gathered: DeviceView<'a, T>,
         d: impl Fn() -> DeviceViewMut<'a, O>,
         matrices: impl Fn(DeviceView<'a, T>, DeviceViewMut<'a, O>) -> Matrices<'a, T, T, O>,
@@ -41,7 +41,7 @@ impl<T: GemmElement<O>, O: Pod> ShardProducts<T, O> {
             let rows = gathered.slice(shard.start * k, shard.end * k);
             let (_, d) = d().split_at(shard.start * n);
             let (d, _) = d.split_at((shard.end - shard.start) * n);
-            gemm.bind_matrices(stream, matrices(rows, d))
+            gemm.bind_activated(stream, activation, matrices(rows, d))
         };
         (0..schedule.members).map(of_member).collect()
     }

@@ -177,7 +177,9 @@ where
         let d = || unsafe { DeviceViewMut::from_raw(result.address, length, result.owner) };
         let matrices = |a, d| Matrices { a, b: weight, scales: None, bias, d };
         let products = match &self.work {
-            Work::Chunked(products) => Products::Chunked(products.bind(stream, &self.schedule, [n, k], self.wide.view(), d, matrices)?),
+            Work::Chunked(products) => {
+                Products::Chunked(products.bind(stream, &self.schedule, self.product, self.wide.view(), d, matrices)?)
+            }
             Work::Sequential(gemm) => Products::Sequential(gemm.bind_matrices(stream, matrices(self.wide.view(), d()))?),
         };
         // SAFETY: what `d` lends is lent on, to be read: between the calls, which need the product that lends it for themselves.

@@ -2,19 +2,16 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{
-    self, ByRows, BySum, Deriving, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, Keeping, StoredArgument, TileShape,
-};
+use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::WaitsArgument;
-use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
+use oxtile_tile::launch::{DeviceView, Kernel};
 use oxtile_tile::num::{bf16, e4m3, f16};
 use oxtile_tile::register_tile::StoredElement;
 
 use crate::choice::{Entry, Table};
 use crate::gemm::{GemmConfig, GemmElement, GemmTile, Maps, Matrices};
 use crate::runtime::{Device, Loaded, Result, Stream};
-use crate::tensor::TensorMapMut;
 
 /// Operands of which one may be gathered, and whose product is of `O`.
 pub trait GatherOperands<O: 'static>: GemmElement<O> {
@@ -31,35 +28,12 @@ pub trait GatherOperands<O: 'static>: GemmElement<O> {
 pub struct GatheredKernel {
     /// Whether the operand is gathered along the sum, and not by rows of `A`.
     pub by_sum: bool,
-    /// What it does with the input of GELU.
-    pub input: GeluInput,
     /// The tile of a block.
     pub tile: GemmTile,
     /// Whether rows of `A` lie along `m`, and not along `k`.
     pub m_major: bool,
     /// Whether rows of `B` lie along `n`, and not along `k`.
     pub n_major: bool,
-}
-
-/// What a kernel does with the input of GELU.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GeluInput {
-    /// Nothing.
-    Unseen,
-    /// It is stored.
-    Kept,
-    /// The product is multiplied by the derivative there.
-    Read,
-}
-
-/// Matrices beside a product, by a kernel that takes them.
-#[doc(hidden)]
-pub struct Beside<'a, O> {
-    /// Where the input of GELU is kept.
-    pub kept: Option<DeviceViewMut<'a, O>>,
-    /// At which the derivative of GELU is taken.
-    pub input: Option<DeviceView<'a, O>>,
 }
 
 impl GatheredKernel {
@@ -76,14 +50,7 @@ pub trait Instance<T, O>: Send + Sync {
     fn prepare(&self, device: &Device) -> Result<()>;
 
     /// Binds matrices.
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: GemmConfig,
-        order: Order<'a>,
-        matrices: Matrices<'a, T, T, O>,
-        beside: Beside<'a, O>,
-    ) -> Result<Waiting<'a>>;
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, order: Order<'a>, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>>;
 }
 
 /// A product that waits for flags.
@@ -116,16 +83,8 @@ where
         Loaded::prepare(self, device)
     }
 
-    fn bind<'a>(
-        &'a self,
-        stream: &Stream,
-        config: GemmConfig,
-        order: Order<'a>,
-        matrices: Matrices<'a, T, T, O>,
-        Beside { kept, input }: Beside<'a, O>,
-    ) -> Result<Waiting<'a>> {
+    fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, order: Order<'a>, matrices: Matrices<'a, T, T, O>) -> Result<Waiting<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
-        let mut kept = kept.map(|kept| TensorMapMut::new(stream, kept, [config.m, config.n])).transpose()?;
         let mut maps = Maps::<T, T, DEPTH, O, WIDTH>::new(stream, config, matrices)?;
         Ok(Box::new(move |stream, waits| {
             let Order { tiles, flags, extent, sources, slab, first, margin } = order;
@@ -134,18 +93,17 @@ where
             let waits = WaitsArgument { lines, first: first_line, patience };
             let gathered = GatheredArgument { tiles, flags, waits, extent, sources, slab, first, margin };
             let ((a, b, d, old), shape, fusion) = (maps.arguments(), config.shape(), config.fusion(scales, bias));
-            let stored = StoredArgument { d, kept: kept.as_mut().map(TensorMapMut::view_mut), input };
-            self.launch(stream, GemmGatheredArgs { a, b, stored, old, shape, fusion, gathered, marker: PhantomData })
+            self.launch(stream, GemmGatheredArgs { a, b, d, old, shape, fusion, gathered, marker: PhantomData })
         }))
     }
 }
 
-/// Entries: elements, sizes of steps and stores, and for each kind of gather, by the sum or not, what it does with the input of GELU, and tile its layouts.
+/// Entries: elements, sizes of steps and stores, and for each kind of gather, by the sum or not, and tile its layouts.
 macro_rules! gathered {
-    ($t:ident $depth:literal, $o:ident $width:literal: $([$gathering:ty] $by_sum:literal $input:ident $tile:ident $([$m_major:literal $n_major:literal])*),*) => {
+    ($t:ident $depth:literal, $o:ident $width:literal: $([$gathering:ty] $by_sum:literal $tile:ident $([$m_major:literal $n_major:literal])*),*) => {
         impl GatherOperands<$o> for $t {
             const GATHERED: Table<GatheredKernel, Box<dyn Instance<Self, $o>>> = &[&[$($(Entry {
-                decision: GatheredKernel { by_sum: $by_sum, input: GeluInput::$input, tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
+                decision: GatheredKernel { by_sum: $by_sum, tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
                 name: <GemmGathered<$t, $t, $depth, $o, $width, gemm::$tile, $gathering, $m_major, $n_major> as Kernel>::INFO.name,
                 tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
                 load: |runtime| {
@@ -158,13 +116,11 @@ macro_rules! gathered {
 }
 
 gathered!(bf16 64, bf16 64:
-    [ByRows] false Unseen Tile128x256 [false false] [false true] [true false] [true true],
-    [ByRows] false Unseen Tile128x128 [false false] [false true],
-    [Keeping<ByRows>] false Kept Tile128x256 [false false] [false true],
-    [Deriving<ByRows>] false Read Tile128x256 [false true],
-    [BySum] true Unseen Tile128x256 [false false] [false true] [true true]);
-gathered!(bf16 64, f32 32: [BySum] true Unseen Tile128x256 [true true]);
+    [ByRows] false Tile128x256 [false false] [false true] [true false] [true true],
+    [ByRows] false Tile128x128 [false false] [false true],
+    [BySum] true Tile128x256 [false false] [false true] [true true]);
+gathered!(bf16 64, f32 32: [BySum] true Tile128x256 [true true]);
 gathered!(f16 64, f16 64:
-    [ByRows] false Unseen Tile128x256 [false false] [false true] [true false] [true true],
-    [BySum] true Unseen Tile128x256 [true true]);
-gathered!(e4m3 128, bf16 64: [ByRows] false Unseen Tile128x256 [false false]);
+    [ByRows] false Tile128x256 [false false] [false true] [true false] [true true],
+    [BySum] true Tile128x256 [true true]);
+gathered!(e4m3 128, bf16 64: [ByRows] false Tile128x256 [false false]);

@@ -133,7 +133,6 @@ impl Case {
             alpha: ALPHA,
             beta: self.beta,
             activation: self.activation,
-            keeps_input: self.keeps,
             overlap: OverlapConfig { method: Some(self.method), ..OverlapConfig::default() },
             ..AllGatherConfig::new(self.sizes)
         };

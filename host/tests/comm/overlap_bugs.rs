@@ -6,9 +6,7 @@ use std::ops::Range;
 
 use half::bf16 as Half;
 use oxtile::comm::Rank;
-use oxtile::kernels::gemm::{
-    ByRows, FusionArgument, GatheredArgument, GemmGathered, GemmGatheredArgs, PRESENT, Shape, StoredArgument, Tile128x128,
-};
+use oxtile::kernels::gemm::{ByRows, FusionArgument, GatheredArgument, GemmGathered, GemmGatheredArgs, PRESENT, Shape, Tile128x128};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, Method};
 use oxtile::symmetric::{Arena, Batch, Flags, Pitched, Rows, SymmetricBuffer};
@@ -190,7 +188,7 @@ impl Side<'_> {
         let args = GemmGatheredArgs {
             a: places[place].view(),
             b: weight.view(),
-            stored: StoredArgument { d: d.view_mut(), kept: None, input: None },
+            d: d.view_mut(),
             old,
             shape: Shape { m, n: N as u32, k: K as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 0.0, gelu: false },

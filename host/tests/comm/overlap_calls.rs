@@ -106,7 +106,7 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
     let config = by(Method::Fused, Some(cut(1, 2)), [72, 32, 136]);
     // A field more is a member more of this list, or, of formats, of that in `overlap_quantized`.
     #[rustfmt::skip]
-    let AllGatherConfig { sizes: _, gathers: _, transpose_a: _, transpose_b: _, alpha: _, beta: _, activation: _, keeps_input: _, format: _, overlap } = config;
+    let AllGatherConfig { sizes: _, gathers: _, transpose_a: _, transpose_b: _, alpha: _, beta: _, activation: _, format: _, overlap } = config;
     let OverlapConfig { method: _, cut: _, order: _, margin: _ } = overlap;
     let cut_by = |cut| AllGatherConfig { overlap: OverlapConfig { cut: Some(cut), ..overlap }, ..config };
     let others = [
@@ -122,7 +122,6 @@ fn other_operations_on_other_ranks_are_refused() -> Result<()> {
         AllGatherConfig { alpha: 2.0, ..config },
         AllGatherConfig { beta: 1.0, ..config },
         AllGatherConfig { activation: Activation::Gelu, ..config },
-        AllGatherConfig { activation: Activation::Gelu, keeps_input: true, transpose_b: true, ..config },
         AllGatherConfig { sizes: Global { n: 48, ..config.sizes }, ..config },
         AllGatherConfig { sizes: Global { k: 128, ..config.sizes }, ..config },
         AllGatherConfig { overlap: OverlapConfig { order: Some(PutOrder::ByPeer), ..config.overlap }, ..config },

@@ -4,7 +4,7 @@ use half::bf16 as Half;
 use oxtile::gemm::{Activation, Epilogue, Gemm};
 use oxtile::kernels::copy::{CopyWords, CopyWordsArgs};
 use oxtile::num::bf16;
-use oxtile::overlap::{AllGatherConfig, Gathers, Method, OverlapConfig};
+use oxtile::overlap::{AllGatherConfig, Gathers, Method};
 use oxtile::{Buffer, EmulatedOptions, Graph, PinnedBuffer, Result};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
@@ -129,7 +129,7 @@ fn the_input_of_the_activation_is_kept() -> Result<()> {
         [Method::Fused, Method::Chunked, Method::Sequential].into_iter().zip([Calls::Captured, Calls::Eager, Calls::Captured])
     {
         let linear = AllGatherConfig { transpose_b: true, alpha: 0.5, ..by(method, Some(cut(1, 2)), sizes) };
-        let config = AllGatherConfig { activation: Activation::Gelu, keeps_input: true, ..linear };
+        let config = AllGatherConfig { activation: Activation::Gelu, ..linear };
         let case = Case { ranks: 2, config: linear, calls, seed: 1 };
         let ranks = Ranks::new(2, config.bytes::<bf16, bf16>()?, case.options())?;
         let gathers = [0, 1].map(|i| ranks.gather(i, config)).into_iter().collect::<Result<Vec<_>>>()?;
@@ -187,36 +187,24 @@ fn the_input_of_the_activation_is_kept() -> Result<()> {
     Ok(())
 }
 
-/// What keeps the input of an activation is refused where there is none, and the two ways to bind are not mixed up.
+/// An input is kept of GELU alone, without what the result was, and at a multiple of 16 bytes.
 #[test]
 fn what_cannot_be_kept_is_refused() -> Result<()> {
-    let config = AllGatherConfig {
-        activation: Activation::Gelu,
-        keeps_input: true,
-        transpose_b: true,
-        ..by(Method::Sequential, None, [72, 64, 136])
-    };
+    let config = AllGatherConfig { activation: Activation::Gelu, transpose_b: true, ..by(Method::Sequential, None, [72, 64, 136]) };
     let ranks = Ranks::new(2, 72 * 136 * 2, Case { ranks: 2, config, calls: Calls::Eager, seed: 1 }.options())?;
-    let refused = |config| ranks.gather(0, config).unwrap_err().to_string();
-    assert!(refused(AllGatherConfig { activation: Activation::Identity, ..config }).contains("take Activation::Gelu"));
-    assert_eq!(refused(AllGatherConfig { beta: 1.0, ..config }), "AllGatherConfig: beta is 1: it is 0 where the input of GELU is kept");
-    let transposed =
-        AllGatherConfig { transpose_a: true, overlap: OverlapConfig { method: Some(Method::Fused), ..config.overlap }, ..config };
-    let why = "no kernel that waits takes this layout gathered by rows, its input of GELU kept: store them as transpose_a false, transpose_b false or transpose_a false, transpose_b true";
-    assert!(refused(transposed).contains(why), "{}", refused(transposed));
-
-    let plain = AllGatherConfig { keeps_input: false, ..config };
     let stream = ranks.all.stream(0);
-    let made: Vec<_> = [config, plain].into_iter().flat_map(|config| [0, 1].map(|i| ranks.gather(i, config))).collect::<Result<_>>()?;
+    let configs = [config, AllGatherConfig { activation: Activation::Identity, ..config }, AllGatherConfig { beta: 1.0, ..config }];
+    let made: Vec<_> = configs.into_iter().flat_map(|config| [0, 1].map(|i| ranks.gather(i, config))).collect::<Result<_>>()?;
     let weight = Buffer::<bf16>::zeros(stream, 136 * 32)?;
     let (mut kept, mut d) = (Buffer::<bf16>::zeros(stream, 72 * 32 + 1)?, Buffer::<bf16>::zeros(stream, 72 * 32)?);
-    let error = made[0].bind(stream, weight.view(), None, d.view_mut()).unwrap_err().to_string();
-    assert!(error.contains("bind_epilogue takes where, as Epilogue::kept"), "{error}");
-    let (aligned, _) = kept.view_mut().split_at(72 * 32);
-    let error = made[2].bind_epilogue(stream, weight.view(), None, keeping(aligned), d.view_mut()).unwrap_err().to_string();
-    assert!(error.contains("the configuration keeps no input"), "{error}");
-    let (_, unaligned) = kept.view_mut().split_at(1);
-    let error = made[0].bind_epilogue(stream, weight.view(), None, keeping(unaligned), d.view_mut()).unwrap_err().to_string();
-    assert!(error.contains("`kept` begins at") && error.contains("no multiple of 16 bytes"), "{error}");
+    let mut refused = |at: usize, start: u64, why: &str| {
+        let (_, of) = kept.view_mut().split_at(start);
+        let (of, _) = of.split_at(72 * 32);
+        let error = made[at].bind_epilogue(stream, weight.view(), None, keeping(of), d.view_mut()).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(0, 1, "no multiple of 16 bytes");
+    refused(2, 0, "the input of Identity is not kept: take Activation::Gelu, or no Epilogue::kept");
+    refused(4, 0, "beta is 1: it is 0 where the input of GELU is kept");
     Ok(())
 }

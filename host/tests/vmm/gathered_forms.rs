@@ -21,7 +21,7 @@ pub fn compare(side: &Side) -> Result<()> {
     let world = u64::from(side.world.get());
     for method in [Method::Fused, Method::Chunked, Method::Sequential].into_iter().filter(|method| is_of(*method, world)) {
         let config = by(method, Some(cut(1, 2)), [384, 128 * world, 512]);
-        keeping(side, AllGatherConfig { activation: Activation::Gelu, keeps_input: true, ..config })?;
+        keeping(side, AllGatherConfig { activation: Activation::Gelu, ..config })?;
     }
     let runtime = &side.runtime;
     let (mxfp8, nvfp4) = (Mxfp8::<bf16>::new(runtime)?, Nvfp4::<bf16>::new(runtime)?);

@@ -36,8 +36,6 @@ pub struct Job {
     /// Whether `B` arrives, and not `A`.
     pub of_b: bool,
     pub fused: bool,
-    /// Whether the product that it is compared with has no activation all the same.
-    pub is_linear: bool,
 }
 
 /// In which order tiles are computed.
@@ -66,14 +64,6 @@ impl Arriving for ByRows {
 
 impl Arriving for BySum {
     const BY_SUM: bool = true;
-}
-
-impl<G: Arriving> Arriving for Keeping<G> {
-    const BY_SUM: bool = G::BY_SUM;
-}
-
-impl<G: Arriving> Arriving for Deriving<G> {
-    const BY_SUM: bool = G::BY_SUM;
 }
 
 /// A chunk: the place of its flag in the list, and where it lies.
@@ -170,10 +160,6 @@ pub struct Product<T, O> {
     other: Buffer<T>,
     bias: Buffer<O>,
     pub d: Buffer<O>,
-    /// Where the input of the activation is kept.
-    pub kept: Buffer<O>,
-    /// At which the derivative of GELU is taken: what the result was.
-    input: Buffer<O>,
     tiles: Buffer<u32>,
     listed: Buffer<u32>,
 }
@@ -287,8 +273,6 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
             other: Buffer::from_slice(compute, other)?,
             bias: of(&values.bias)?,
             d: of(&values.old)?,
-            kept: Buffer::uninitialised(compute, values.old.len() as u64)?,
-            input: of(&values.old)?,
             tiles: Buffer::from_slice(compute, &tiles::<S>(job))?,
             listed: Buffer::from_slice(compute, &listed)?,
         };
@@ -317,8 +301,6 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let d = self.d.view_mut();
         let (memory, length) = (d.access("old"), d.len());
         let mut d = TensorMapMut::new(compute, d, [m64, n64])?;
-        let input = G::DERIVES.then(|| self.input.view());
-        let mut kept = if G::KEEPS { Some(TensorMapMut::new(compute, self.kept.view_mut(), [m64, n64])?) } else { None };
         // SAFETY: the map `d` holds the only view of this memory. The kernel reads an element as it was before it stores that element, in the same warpgroup.
         let old = unsafe { DeviceViewMut::from_raw(memory.address, length, memory.owner) };
         let [alpha, beta] = if fused { [0.5, -2.0] } else { [1.0, 0.0] };
@@ -326,10 +308,10 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
         let args = GemmGatheredArgs {
             a: a.view(),
             b: b.view(),
-            stored: StoredArgument { d: d.view_mut(), kept: kept.as_mut().map(TensorMapMut::view_mut), input },
+            d: d.view_mut(),
             old,
             shape: Shape { m, n, k },
-            fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused && !G::DERIVES },
+            fusion: FusionArgument { bias, a_scale: None, b_scale: None, alpha, beta, gelu: fused },
             gathered: GatheredArgument {
                 tiles: self.tiles.view(),
                 flags: self.listed.view(),

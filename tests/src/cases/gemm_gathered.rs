@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use oxtile::gemm::{Activation, Epilogue, Gemm, GemmConfig, GemmKernel, GemmOperands, GemmPlan, GemmTile};
+use oxtile::gemm::{Activation, Gemm, GemmConfig, GemmKernel, GemmOperands, GemmPlan, GemmTile};
 use oxtile::{Buffer, Result, Runtime, Stream};
 use oxtile_kernels::gemm::*;
 use oxtile_tile::arch::MatrixElement;
@@ -20,18 +20,8 @@ use crate::case::{Case, Outcome, Size, equal, text};
 use Turns::{InOrder, Reversed, Shuffled};
 
 /// Rows of four sources, the last of which has fewer, in two slabs of unequal length; a tile has rows of all of them.
-pub(super) const ROWS: Job = Job {
-    shape: [200, 264, 208],
-    sources: 4,
-    extent: 56,
-    slab: 3,
-    first: 0,
-    own: NO_SOURCE,
-    turns: InOrder,
-    of_b: false,
-    fused: false,
-    is_linear: false,
-};
+pub(super) const ROWS: Job =
+    Job { shape: [200, 264, 208], sources: 4, extent: 56, slab: 3, first: 0, own: NO_SOURCE, turns: InOrder, of_b: false, fused: false };
 /// Elements of four sources, of which several share a step; the last step has fewer, and comes in the middle of the sum.
 pub(super) const SUM: Job = Job { shape: [72, 264, 152], sources: 4, extent: 40, slab: 0, first: 2, ..ROWS };
 
@@ -90,14 +80,6 @@ pub fn cases() -> Vec<Case> {
     instance!(cases, "bf16 by sum", bf16 64 bf16 64, Tile128x256 BySum, false false, sum_twins());
     instance!(cases, "bf16 by sum", bf16 64 bf16 64, Tile128x256 BySum, false true, sum_twins());
     instance!(cases, "f16 by sum", f16 64 f16 64, Tile128x256 BySum, true true, sum_twins());
-    for (what, job) in jobs_by_rows() {
-        let name = |layout: &str| format!("gemm_gathered::kept::{layout}::{what}");
-        cases.push(Case::new(name("nt"), Size::Small, move |runtime| keeps::<false>(runtime, &job)));
-        cases.push(Case::new(name("nn"), if what == "fused" { Size::Small } else { Size::Twin }, move |runtime| {
-            keeps::<true>(runtime, &job)
-        }));
-        cases.push(Case::new(format!("gemm_gathered::derived::nn::{what}"), Size::Small, move |runtime| derives(runtime, &job)));
-    }
     cases.push(Case::new("gemm_gathered::divisions", Size::Large, divisions));
     cases.push(Case::new("gemm_gathered::many flags", Size::Small, |runtime| {
         // 80 flags: more than a thread remembers.
@@ -149,7 +131,7 @@ where
     let rank = text(Rank::new(runtime, Duration::from_secs(30)))?;
     let kernel = text(runtime.load::<GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>>())?;
     text(runtime.device(0).and_then(|device| kernel.prepare(&device)))?;
-    let gathered = || -> Result<(Vec<O>, Option<Vec<O>>)> {
+    let gathered = || -> Result<Vec<O>> {
         let mut product = Product::new::<DEPTH, S, G>(&rank, job, &values, [M_MAJOR, N_MAJOR])?;
         product.incoming.discard(&rank, job)?;
         product.multiply::<DEPTH, WIDTH, S, G, M_MAJOR, N_MAJOR, _>(&rank, job, None, |incoming, args| {
@@ -159,49 +141,14 @@ where
             incoming.clear(&rank, job)
         })??;
         let found = product.d.to_vec(&rank.compute)?;
-        let kept = if G::KEEPS { Some(product.kept.to_vec(&rank.compute)?) } else { None };
         rank.out.iter().chain([&rank.gate]).try_for_each(Stream::synchronize)?;
-        Ok((found, kept))
+        Ok(found)
     };
-    let (found, kept) = text(gathered())?;
-    let expected = |job: &Job| text(plain::<T, O, G>(runtime, &rank.compute, job, &values, tile, [M_MAJOR, N_MAJOR], DEPTH));
+    let found = text(gathered())?;
+    let expected = text(plain::<T, O, G>(runtime, &rank.compute, job, &values, tile, [M_MAJOR, N_MAJOR], DEPTH))?;
     let bits = |values: Vec<O>| values.into_iter().map(|value| value.value().to_bits()).collect::<Vec<u64>>();
-    let compared = |what, found, expected| equal(what, &bits(found), &bits(expected)).map_err(|why| format!("{job:?}: {why}"));
-    if let Some(kept) = kept {
-        // The product without its activation, and the activation of what is kept.
-        let input = Job { is_linear: true, ..*job };
-        let result = if job.fused { text(activated(runtime, &rank.compute, job, &kept))? } else { expected(&input)? };
-        compared("kept", kept, expected(&input)?)?;
-        compared("d", found, result)?;
-    } else {
-        compared("d", found, expected(job)?)?;
-    }
+    equal("d", &bits(found), &bits(expected)).map_err(|why| format!("{job:?}: {why}"))?;
     text(rank.close())
-}
-
-/// The same of a kernel that keeps the input of its activation, of rows of `A` along K.
-fn keeps<const N_MAJOR: bool>(runtime: &Runtime, job: &Job) -> Outcome
-where
-    GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x256, Keeping<ByRows>, false, N_MAJOR>: Kernel,
-{
-    check::<bf16, 64, bf16, 64, Tile128x256, Keeping<ByRows>, false, N_MAJOR>(runtime, GemmTile::Tile128x256, job)
-}
-
-/// The same of a kernel that takes the derivative of GELU, of `B` along N.
-fn derives(runtime: &Runtime, job: &Job) -> Outcome {
-    check::<bf16, 64, bf16, 64, Tile128x256, Deriving<ByRows>, false, true>(runtime, GemmTile::Tile128x256, job)
-}
-
-/// GELU of a result, as the kernels have it: of its product with the identity, whose sums are exact.
-fn activated<O: Output>(runtime: &Runtime, stream: &Stream, job: &Job, kept: &[O]) -> Result<Vec<O>> {
-    let [m, n, _] = job.shape.map(u64::from);
-    let kept: Vec<bf16> = kept.iter().map(|value| Output::encode(value.value() as f32)).collect();
-    let identity: Vec<bf16> = (0..n * n).map(|at| Output::encode(if at / n == at % n { 1.0 } else { 0.0 })).collect();
-    let (a, b) = (Buffer::from_slice(stream, &kept)?, Buffer::from_slice(stream, &identity)?);
-    let mut d = Buffer::<bf16>::uninitialised(stream, m * n)?;
-    let config = GemmConfig { m, n, k: n, activation: Activation::Gelu, ..GemmConfig::default() };
-    Gemm::<bf16, bf16>::new(runtime, config)?.run(stream, a.view(), b.view(), None, d.view_mut())?;
-    Ok(d.to_vec(stream)?.into_iter().map(|value| O::encode(value.value() as f32)).collect())
 }
 
 /// The plain kernel on the operands, with whole tiles. Of a sum that does not begin with step 0 they are rotated, the last step with zeros.
@@ -231,18 +178,12 @@ fn plain<T: Operand + GemmOperands<O, A = T, B = T>, O: Output, G: Arriving>(
     let (a, b, bias) = (Buffer::from_slice(stream, &a)?, Buffer::from_slice(stream, &b)?, Buffer::from_slice(stream, bias)?);
     let mut d = Buffer::from_slice(stream, old)?;
     let [alpha, beta] = if job.fused { [0.5, -2.0] } else { [1.0, 0.0] };
-    let activation = match job.fused && !job.is_linear {
-        _ if G::DERIVES => Activation::GeluGradient,
-        true => Activation::Gelu,
-        false => Activation::Identity,
-    };
+    let activation = if job.fused { Activation::Gelu } else { Activation::Identity };
     let [m, n, k] = [m, n, padded].map(|size| size as u64);
     let config = GemmConfig { m, n, k, transpose_a: m_major, transpose_b: !n_major, alpha, beta, activation };
     let kernel = GemmKernel::Wgmma { tile, m_major, n_major };
     let plan = GemmPlan { kernel, whole: tile.count([m, n]), parts: 1, microseconds: 0.0 };
     let gemm = Gemm::<T, O>::planned(runtime, config, plan)?;
-    let input = if G::DERIVES { Some(Buffer::from_slice(stream, old)?) } else { None };
-    let epilogue = Epilogue { bias: job.fused.then(|| bias.view()), input: input.as_ref().map(Buffer::view), ..Epilogue::default() };
-    gemm.bind_epilogue(stream, (a.view(), b.view()), None, epilogue, d.view_mut())?.run(stream)?;
+    gemm.run(stream, a.view(), b.view(), job.fused.then(|| bias.view()), d.view_mut())?;
     d.to_vec(stream)
 }

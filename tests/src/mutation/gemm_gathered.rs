@@ -14,8 +14,7 @@ use super::gemm::{EQUIVALENTS, map, values};
 use super::{Job, SEEDS, gemm_scattered};
 
 pub const JOBS: &[Job] = &[
-    Job { name: "gemm_gathered", run: |device| by_rows::<ByRows>(device, Listed::Right), equivalents: EQUIVALENTS },
-    Job { name: "gemm_gathered_keeping", run: |device| by_rows::<Keeping<ByRows>>(device, Listed::Right), equivalents: EQUIVALENTS },
+    Job { name: "gemm_gathered", run: |device| by_rows(device, Listed::Right), equivalents: EQUIVALENTS },
     Job { name: "gemm_gathered_by_sum", run: |device| by_sum(device, Listed::Right), equivalents: EQUIVALENTS },
 ];
 
@@ -35,8 +34,7 @@ pub(super) enum Listed {
 pub fn wrong_flags() -> Result<(), String> {
     for seed in 1..=SEEDS {
         let device = || Device::new(&Options::check(seed));
-        let by_rows =
-            [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("rows", listed, by_rows::<ByRows>(&device(), listed)));
+        let by_rows = [Listed::NoWait, Listed::NextSource, Listed::NextSlab].map(|listed| ("rows", listed, by_rows(&device(), listed)));
         let by_sum = [Listed::NoWait, Listed::NextSource].map(|listed| ("sum", listed, by_sum(&device(), listed)));
         let parts = [Listed::NoWait, Listed::NextSource, Listed::NextSlab]
             .map(|listed| ("parts", listed, gemm_scattered::summing(&device(), listed)));
@@ -51,15 +49,12 @@ pub fn wrong_flags() -> Result<(), String> {
 }
 
 /// Each block of the cluster has the rows of another source, in two slabs; two tiles of more steps than there are stages.
-fn by_rows<G: Gathering>(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome>
-where
-    GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x256, G, false, false>: Kernel,
-{
+fn by_rows(device: &Device, listed: Listed) -> Result<Vec<u32>, Outcome> {
     const M: u64 = 200;
     const K: u64 = 208;
     let parts = [[0..128, 0..128], [128..M, 0..128], [0..128, 128..K], [128..M, 128..K]];
     let lengths = Lengths { extent: 128, slab: 2, first: 0 };
-    multiply::<G, false>(device, [M, 264, K], [M, K], &parts, lengths, listed)
+    multiply::<ByRows, false>(device, [M, 264, K], [M, K], &parts, lengths, listed)
 }
 
 /// The second and the third of four steps have elements of two sources; the sum begins with the second.
@@ -91,8 +86,6 @@ where
     let a_words = values(m * k);
     let (a, b) = (device.upload::<bf16>("a", &a_words), device.upload::<bf16>("b", &values(n * k)));
     let d = device.upload::<bf16>("d", &values(m * n));
-    let kept = device.upload::<bf16>("kept", &values(if G::KEEPS { m * n } else { 2 }));
-    let kept_map = if G::KEEPS { Some(map(device, &kept, [m, n])) } else { None };
     let count = parts.len() as u32;
     let lines = device.upload::<u64>("lines", &vec![0; 2 * LINE as usize * (1 + parts.len())]);
     let bytes: Vec<u8> = a_words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -123,11 +116,7 @@ where
         GemmGatheredArgs::<bf16, bf16, 64, bf16, 64, Tile128x256, G, MAJOR, MAJOR> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             b: DeviceTensorMap::from_raw(b_map.view().access("map"), b.view().access("matrix")),
-            stored: StoredArgument {
-                d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
-                kept: kept_map.as_ref().map(|map| DeviceTensorMapMut::from_raw(map.view().access("map"), kept.view().access("matrix"))),
-                input: None,
-            },
+            d: DeviceTensorMapMut::from_raw(d_map.view().access("map"), d.view().access("matrix")),
             old: DeviceViewMut::from_raw(d.address, d.length, &OWNER),
             shape: Shape { m: m as u32, n: n as u32, k: k as u32 },
             fusion: FusionArgument { bias: None, a_scale: None, b_scale: None, alpha: 1.0, beta: 1.0, gelu: false },
@@ -145,5 +134,5 @@ where
         }
     };
     device.launch_beside::<GemmGathered<bf16, bf16, 64, bf16, 64, Tile128x256, G, MAJOR, MAJOR>>(args, &chunks)?;
-    Ok([device.download(&d), device.download(&kept)].concat())
+    Ok(device.download(&d))
 }

@@ -14,9 +14,9 @@ mod products;
 
 use anyhow::{Context, Result, bail};
 use half::bf16 as Half;
-use oxtile::comm::{HostRank, NcclCommunicator, Team};
+use oxtile::comm::{HostRank, NcclCommunicator};
 use oxtile::overlap::{Method, OverlapMemory};
-use oxtile::symmetric::{Arena, ArenaOptions, BackendName};
+use oxtile::symmetric::{Arena, BackendName};
 use oxtile::{Graph, Runtime, Stream};
 use serde::{Deserialize, Serialize};
 
@@ -186,14 +186,11 @@ impl Layers {
         let (compute, out) = (rank.device().stream()?, rank.device().urgent_stream()?);
         let (world, shape, pattern) = (rank.world(), shape(sizes), pattern());
         let needed = shape.bytes(world)?;
-        let options = ArenaOptions { backend, bytes: 2 * needed + 4096, deadline: DEADLINE, ..ArenaOptions::default() };
-        let arena = Arena::open(rank, options)?;
-        let member = Team::all(world).member(rank.rank()).context("every rank is of the world")?;
-        let memory = OverlapMemory::take(&arena, &member, needed, &out)?;
+        let room = Room::of(rank, backend, needed, &out)?;
         let tensors = Tensors::new(&compute, shape, world.get(), given(&pattern, shape, rank.rank().index(), world.get()))?;
         let plain = Plain::new(runtime, &compute, shape, world.get(), |rank| given(&pattern, shape, rank, world.get()))?;
         compute.synchronize()?;
-        let (made, exact, compared, room) = (Vec::new(), None, Vec::new(), Room::new(arena, memory));
+        let (made, exact, compared) = (Vec::new(), None, Vec::new());
         Ok(Self { runtime: runtime.clone(), compute, out, shape, tensors, plain, made, exact, compared, pattern, room })
     }
 

@@ -1,12 +1,14 @@
 //! What a kernel may take, and how it travels from the host to the entry.
 
 use super::parameter_name::ParameterName;
-use super::view::{BufferAccess, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
+use super::view::{BufferAccess, DeviceFlags, DeviceSlots, DeviceTable, DeviceTensorMap, DeviceTensorMapMut, DeviceView, DeviceViewMut};
 use super::word_list::WordList;
 use super::words::{ArgumentWords, WordReader};
+use crate::arrivals::FlagLines;
 use crate::global::{Global, GlobalMut, GlobalTable};
 use crate::layout::Swizzle;
-use crate::num::Pod;
+use crate::num::{Float, Pod};
+use crate::slots::Slots;
 use crate::tensor_map::{TensorMap, TensorMapMut};
 
 /// A type that a kernel may take: `Global<T>`, `GlobalMut<T>`, `GlobalTable<T>`, tensor maps, plain numbers, structs of these under
@@ -78,19 +80,19 @@ number_parameters! {
 }
 
 macro_rules! view_parameter {
-    ($parameter:ident, $view:ident, $pointer:ty) => {
+    ([$($bounds:tt)*] $parameter:ty, $view:ident $(<$element:ident>)?, $pointer:ty) => {
         // SAFETY: an address and a length; `access` names that range.
-        unsafe impl<T: Pod> Parameter for $parameter<T> {
-            type Argument<'a> = $view<'a, T>;
+        unsafe impl<$($bounds)*> Parameter for $parameter {
+            type Argument<'a> = $view<'a $(, $element)?>;
             type Words<Rest: WordList> = ($pointer, (u64, Rest));
             const WORDS: usize = 2;
 
-            fn pack(argument: &$view<'_, T>, words: &mut ArgumentWords) {
+            fn pack(argument: &Self::Argument<'_>, words: &mut ArgumentWords) {
                 words.push(argument.address());
                 words.push(argument.len());
             }
 
-            fn access<'s>(argument: &'s $view<'_, T>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
+            fn access<'s>(argument: &'s Self::Argument<'_>, name: ParameterName, visit: &mut dyn FnMut(BufferAccess<'s>)) {
                 visit(argument.access_as(name));
             }
 
@@ -109,8 +111,10 @@ macro_rules! view_parameter {
     };
 }
 
-view_parameter!(Global, DeviceView, *const T);
-view_parameter!(GlobalMut, DeviceViewMut, *mut T);
+view_parameter!([T: Pod] Global<T>, DeviceView<T>, *const T);
+view_parameter!([T: Pod] GlobalMut<T>, DeviceViewMut<T>, *mut T);
+view_parameter!([T: Pod + Float] Slots<T>, DeviceSlots<T>, *mut T);
+view_parameter!([] FlagLines, DeviceFlags, *mut u64);
 
 // SAFETY: an address and a length; `accesses` names the table and every range in it.
 unsafe impl<T: Pod> Parameter for GlobalTable<T> {

@@ -198,30 +198,6 @@ impl<'a> DeviceFlags<'a> {
     pub const unsafe fn new(words: DeviceView<'a, u64>) -> Self {
         Self(words)
     }
-
-    /// The device address of the first word.
-    pub const fn address(&self) -> u64 {
-        self.0.address
-    }
-
-    /// How many words.
-    pub const fn len(&self) -> u64 {
-        self.0.length
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// What a kernel that takes them as `parameter` does with the memory.
-    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
-        self.access_as(ParameterName::new(parameter))
-    }
-
-    pub(crate) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
-        BufferAccess { meanwhile: Meanwhile::Flags, ..self.0.access_as(parameter) }
-    }
 }
 
 /// [Slots](crate::slots::Slots) lent to a kernel, which receives what other devices store in them at the same time.
@@ -243,31 +219,41 @@ impl<'a, T> DeviceSlots<'a, T> {
     pub const unsafe fn new(elements: DeviceView<'a, T>) -> Self {
         Self(elements)
     }
-
-    /// The device address of the first element.
-    pub const fn address(&self) -> u64 {
-        self.0.address
-    }
-
-    /// How many elements.
-    pub const fn len(&self) -> u64 {
-        self.0.length
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// What a kernel that takes them as `parameter` does with the memory.
-    pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
-        self.access_as(ParameterName::new(parameter))
-    }
-
-    pub(crate) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
-        BufferAccess { meanwhile: Meanwhile::Slots, writes: true, ..self.0.access_as(parameter) }
-    }
 }
+
+/// Views that other streams use while a kernel has them.
+macro_rules! used_meanwhile {
+    ([$($generics:tt)*] $view:ty { $($field:ident: $value:expr),* }) => {
+        impl<$($generics)*> $view {
+            /// The device address of the first element.
+            pub const fn address(&self) -> u64 {
+                self.0.address
+            }
+
+            /// How many elements.
+            pub const fn len(&self) -> u64 {
+                self.0.length
+            }
+
+            /// Whether there are none.
+            pub const fn is_empty(&self) -> bool {
+                self.0.is_empty()
+            }
+
+            /// What a kernel that takes them as `parameter` does with the memory.
+            pub const fn access(&self, parameter: &'static str) -> BufferAccess<'a> {
+                self.access_as(ParameterName::new(parameter))
+            }
+
+            pub(super) const fn access_as(&self, parameter: ParameterName) -> BufferAccess<'a> {
+                BufferAccess { $($field: $value,)* ..self.0.access_as(parameter) }
+            }
+        }
+    };
+}
+
+used_meanwhile!(['a] DeviceFlags<'a> { meanwhile: Meanwhile::Flags });
+used_meanwhile!(['a, T] DeviceSlots<'a, T> { meanwhile: Meanwhile::Slots, writes: true });
 
 /// A table of views in device memory, lent to a kernel for reading.
 pub struct DeviceTable<'a, T> {

@@ -2,7 +2,9 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `config` | what is computed, by which method, and why |
+//! | `config` | what is computed, and by which methods |
+//! | `choice` | which method is taken, and why |
+//! | `model` | the times that the methods take |
 //! | `shards` | the rows of each member, and the panels in which they travel |
 //! | `order` | the order of tiles where other members' rows leave as they are computed |
 //! | `kernels` | the kernels that add other members' parts, and store tiles at the others |
@@ -10,15 +12,18 @@
 //! | `quantized` | the same of operands that are codes and scales |
 
 mod call;
+mod choice;
 mod config;
 mod kernels;
+mod model;
 mod order;
 mod quantized;
 mod shards;
 
 pub(super) use call::ScatterCall;
 pub use call::ScatteredProduct;
-pub use config::{ReduceScatterConfig, ScatterChoice, ScatterMethod, ScatterTimes};
+pub use choice::{ScatterChoice, ScatterTimes};
+pub use config::{ReduceScatterConfig, ScatterMethod};
 pub use kernels::ScatterOperands;
 pub use quantized::QuantizedGemmReduceScatter;
 
