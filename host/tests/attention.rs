@@ -3,7 +3,7 @@
 
 use oxtile::attention::{
     Attention, AttentionBackward, AttentionConfig, BackwardInputs, BackwardKernel, ForwardKernel, Gradients, Inputs, Kernels, Layout, Mask,
-    Order, Outputs, Problem, Sink, Window,
+    Order, Outputs, Padding, Problem, Sequences, Sink, Window,
 };
 use oxtile::num::{Float, bf16, e4m3};
 use oxtile::{Buffer, Choice, Device, Result, Runtime};
@@ -242,5 +242,42 @@ fn what_is_refused_has_a_reason() -> Result<()> {
     // What is taken first refuses nothing.
     let first = AttentionConfig { mask: Mask::CausalTopLeft, window: Window::default(), sink: Sink::None, ..config };
     assert_eq!((first.choose::<bf16>()?.refused, first.choose_backward::<bf16>()?.refused), (Vec::new(), Vec::new()));
+    Ok(())
+}
+
+/// Results in new buffers are written wherever sequences lie, and gradients are computed of them.
+#[test]
+fn rows_that_no_sequence_has_are_zeros() -> Result<()> {
+    let runtime = Runtime::checked(1)?;
+    let stream = runtime.device(0)?.stream()?;
+    let config = AttentionConfig {
+        layout: Layout::Packed,
+        batches: 1,
+        queries: 8,
+        keys: 8,
+        heads: 1,
+        key_heads: 1,
+        head_size: 64,
+        ..AttentionConfig::default()
+    };
+    let numbers: Vec<_> = (0..8 * 64).map(|i| half::bf16::from_f32((i as f32).sin())).collect();
+    let tensor = Buffer::<bf16>::from_slice(&stream, &numbers)?;
+    for (sums, padding) in [([2_u32, 5], Padding::Zeroed), ([2, 5], Padding::Kept), ([0, 8], Padding::Kept)] {
+        let sums_of = Buffer::from_slice(&stream, &sums)?;
+        let sequences = Some(Sequences { padding, ..Sequences::new(sums_of.view(), sums_of.view()) });
+        let inputs = || Inputs { sequences, ..Inputs::new(tensor.view(), tensor.view(), tensor.view()) };
+        let results = Attention::<bf16>::new(&runtime, config)?.attend(&stream, inputs())?;
+        let gradients = AttentionBackward::new(&runtime, config, Order::Deterministic)?;
+        let gradients = gradients.gradients(&stream, results.backward(inputs(), tensor.view()))?;
+        let rows = sums[0] as usize..sums[1] as usize;
+        for tensor in [&results.out, &gradients.q, &gradients.k, &gradients.v] {
+            for (row, values) in tensor.to_vec_as::<half::bf16>(&stream)?.chunks(64).enumerate() {
+                assert_eq!(values.iter().any(|value| value.to_f32() != 0.0), rows.contains(&row), "row {row}");
+            }
+        }
+        for (row, value) in results.log_sum_exp.to_vec(&stream)?.into_iter().enumerate() {
+            assert_eq!(value.is_finite(), rows.contains(&row), "row {row}: {value}");
+        }
+    }
     Ok(())
 }

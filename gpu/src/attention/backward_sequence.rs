@@ -39,12 +39,13 @@ impl QueryBlocks {
         queries / size + batches
     }
 
-    /// The first block of sequence `batch`; for their number, the end of the last. A block that would be after the array's end is
+    /// The first block of sequence `batch`; for their number, the end of the last. Sums may begin at any number. A block that would be after the array's end is
     /// not, whatever the sums say.
     #[inline(always)]
     #[track_caller]
     pub fn first(&self, batch: u32) -> u32 {
-        (self.query_ends.load(batch.into()) / self.size.max(1) + batch).min(self.blocks)
+        let queries = self.query_ends.load(batch.into()).saturating_sub(self.query_ends.load(0));
+        (queries / self.size.max(1) + batch).min(self.blocks)
     }
 
     /// The sequence, with no more queries than its blocks have room for: where the sums of lengths rise, as many as it has.

@@ -102,7 +102,7 @@ pub fn attention_forward_split<T, const D: usize, const V: usize, const KEYS: us
                 (),
             );
             let finished = softmax.finish();
-            sum.scale_rows(finished.factor);
+            finished.divide(&mut sum);
             let head = u64::from(of_keys * all_heads + tile.batch * heads + tile.head) * u64::from(rows);
             store_sums(&parts.sums, head, row, rows, parts.size, &sum);
             store_rows(&parts.logs, head, row, rows, finished.log_sum);

@@ -139,7 +139,7 @@ where
     fn store(&self, tile: &Tile, row: u32, mut sum: RegisterTile<D>, finished: Finished, staging: Part<bf16, D>, part: u32) {
         let (Tile { batch, head, .. }, Shape { heads, queries, .. }) = (*tile, self.shape);
         let worth = self.scales.of_values(self.key_head(tile));
-        sum.scale_rows(finished.factor.map(|factor| factor * worth));
+        finished.divide_times(&mut sum, worth);
         let statistics = u64::from(batch * heads + head) * u64::from(queries);
         let spot = Spot { at: [batch, head, row, 0], batch, head, first: 0, row, rows: queries, statistics };
         self.results.store(&sum, &finished, &spot, staging, part);

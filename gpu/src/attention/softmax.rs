@@ -278,7 +278,20 @@ impl Finished {
     where
         Columns<V>: MatrixColumns,
     {
-        sum.map_pairs(|half, _, values| values.map(|value| if self.factor[half] == 0.0 { 0.0 } else { value * self.factor[half] }));
+        self.divide_times(sum, 1.0);
+    }
+
+    /// The same, times what the values are worth.
+    #[inline(always)]
+    pub fn divide_times<const V: usize>(&self, sum: &mut RegisterTile<V>, worth: f32)
+    where
+        Columns<V>: MatrixColumns,
+    {
+        sum.scale_rows(self.factor.map(|factor| factor * worth));
+        // Zero times what is no finite number is none.
+        if self.factor[0] == 0.0 || self.factor[1] == 0.0 {
+            sum.map_pairs(|half, _, values| if self.factor[half] == 0.0 { [0.0; 2] } else { values });
+        }
     }
 
     /// The natural logarithm of the sum of the exponentials.

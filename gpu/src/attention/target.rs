@@ -110,7 +110,7 @@ where
         spot: Spot<4>,
         staging: Staging<T, D, G::Staging<Part<T, V>>>,
     ) {
-        sum.scale_rows(finished.factor);
+        finished.divide(&mut sum);
         store::<G, _, _, _>(&self.out, &sum, staging.of_result::<G, V>(), staging.part, spot.at);
         store_rows(&self.log_sum_exp, spot.statistics, spot.row, spot.rows, finished.log_sum_exp());
     }

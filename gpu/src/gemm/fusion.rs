@@ -1,7 +1,5 @@
 //! What is fused after a product, before it is stored.
 
-#![allow(clippy::needless_range_loop, reason = "an iterator leaves an array in local memory")]
-
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::num::{Pod, exp2, fma, reciprocal};
 use oxtile_tile::prelude::*;

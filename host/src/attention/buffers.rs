@@ -1,10 +1,13 @@
 //! Results and gradients in new buffers, for a program that has none of its own.
+//!
+//! Rows of packed tensors that no sequence has are zeros, and -inf in the log-sum-exp.
 
+use oxtile_kernels::fill::{FillRows, FillRowsArgs};
 use oxtile_tile::num::Pod;
 
 use super::backward::{AttentionBackward, BackwardElement};
 use super::backward_tensors::{BackwardInputs, Gradients};
-use super::config::Sink;
+use super::config::{Layout, Sink};
 use super::forward::{Attention, AttentionElement};
 use super::tensors::{Inputs, Outputs};
 use crate::runtime::{Buffer, Result, Stream};
@@ -42,10 +45,13 @@ impl<T: AttentionElement> Attention<T> {
         let config = self.config();
         let shape = config.whole_result().shape;
         let mut results = ResultBuffers {
-            out: of_shape(stream, &shape)?,
-            log_sum_exp: of_shape(stream, &shape[..3])?,
+            out: rows(stream, config.layout, &shape)?,
+            log_sum_exp: Buffer::uninitialised(stream, numel(&shape[..3])?)?,
             max_logit: config.max_logit.then(|| Buffer::uninitialised(stream, config.heads)).transpose()?,
         };
+        if config.layout == Layout::Packed {
+            fill(stream, &mut results.log_sum_exp, f32::NEG_INFINITY)?;
+        }
         let max_logit = results.max_logit.as_mut().map(Buffer::view_mut);
         let outputs = Outputs { max_logit, ..Outputs::new(results.out.view_mut(), results.log_sum_exp.view_mut()) };
         self.forward(stream, inputs, outputs)?;
@@ -70,7 +76,8 @@ impl<T: BackwardElement> AttentionBackward<T> {
         let config = self.config();
         let [q, k, v] = config.whole_inputs().map(|tensor| tensor.shape);
         let sink = (config.sink == Sink::Learnable).then(|| Buffer::uninitialised(stream, config.heads)).transpose()?;
-        let mut gradients = GradientBuffers { q: of_shape(stream, &q)?, k: of_shape(stream, &k)?, v: of_shape(stream, &v)?, sink };
+        let rows = |shape: &[u64]| rows(stream, config.layout, shape);
+        let mut gradients = GradientBuffers { q: rows(&q)?, k: rows(&k)?, v: rows(&v)?, sink };
         let GradientBuffers { q, k, v, sink } = &mut gradients;
         let sink = sink.as_mut().map(Buffer::view_mut);
         self.backward(stream, inputs, Gradients { sink, ..Gradients::new(q.view_mut(), k.view_mut(), v.view_mut()) })?;
@@ -78,7 +85,18 @@ impl<T: BackwardElement> AttentionBackward<T> {
     }
 }
 
-/// A new buffer of this shape.
-fn of_shape<T: Pod>(stream: &Stream, shape: &[u64]) -> Result<Buffer<T>> {
-    Buffer::uninitialised(stream, numel(shape)?)
+/// A new buffer of this shape, all rows of which are written: of packed tensors those that no sequence has before the others.
+fn rows<T: Pod>(stream: &Stream, layout: Layout, shape: &[u64]) -> Result<Buffer<T>> {
+    match layout {
+        Layout::Packed => Buffer::zeros(stream, numel(shape)?),
+        Layout::Bshd | Layout::Sbhd => Buffer::uninitialised(stream, numel(shape)?),
+    }
+}
+
+/// Fills a buffer with a number, in stream order.
+fn fill(stream: &Stream, target: &mut Buffer<f32>, number: f32) -> Result<()> {
+    let mut values = Buffer::<f32>::named(stream, "number", 2)?;
+    values.write_words(stream, &[u64::from(number.to_bits()) << 32 | u64::from(number.to_bits())])?;
+    let kernel = stream.device().runtime().load::<FillRows>()?;
+    kernel.launch(stream, FillRowsArgs { values: values.view(), target: target.view_mut(), rows: 1 })
 }

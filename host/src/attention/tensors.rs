@@ -68,7 +68,7 @@ pub struct Scales<'a> {
 /// begin at 0 nor rise: sequences may share keys. What they place beyond the tensors is left out.
 #[derive(Clone, Copy)]
 pub struct Sequences<'a> {
-    /// Sums of the queries of the sequences before.
+    /// Sums of the queries of the sequences before, from any number on: a sequence's length is the difference of two.
     pub cu_seqlens_q: DeviceView<'a, u32>,
     /// Sums of the keys of the sequences before.
     pub cu_seqlens_kv: DeviceView<'a, u32>,

@@ -91,6 +91,10 @@ fn packed(cases: &mut Vec<Case>, base: AttentionConfig) {
     push::<bf16>(cases, "packed::mirrored", Problem { padding: Padding::Kept, ..Problem::packed(base, mirrored) }, Order::Fast);
     push::<bf16>(cases, "padded::zeroed", Problem::packed(shared, padded.clone()), Order::Deterministic);
     push::<bf16>(cases, "padded::kept", Problem { padding: Padding::Kept, ..Problem::packed(base, padded.clone()) }, Order::Fast);
+    // Sums of lengths that do not begin at 0: more than there are queries, and such that a block would be missing.
+    push::<bf16>(cases, "sums of 1000", Problem { first: 1000, ..Problem::packed(causal, padded.clone()) }, Order::Deterministic);
+    let one = Problem::packed(causal, vec![[[0, 130], [0, 40]]]);
+    push::<bf16>(cases, "sums of 200", Problem { first: 200, ..one }, Order::Deterministic);
     let windows = AttentionConfig { window: Window { left: Some(9), right: Some(2) }, gradients: GradientOutput::Added, ..base };
     push::<bf16>(cases, "padded::added", Problem::packed(windows, padded), Order::Deterministic);
 }

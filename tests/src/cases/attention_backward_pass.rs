@@ -64,7 +64,8 @@ impl<T: Differentiable> Pass<T> {
             let shape = [pass.problem.lengths(batch)[SIDES[tensor]], heads_of(&config, tensor), size_of(&config, tensor)];
             let nan = |row: usize| {
                 batch == 0
-                    && [Some(Row::Query(row)), Some(Row::Key(row)), None, None][tensor].is_some_and(|row| pass.problem.nan == Some(row))
+                    && [Some(Row::Query(row)), Some(Row::Key(row)), Some(Row::Value(row)), None][tensor]
+                        .is_some_and(|row| pass.problem.nan == Some(row))
             };
             for (row, head, element) in each(shape) {
                 let value = T::FORMAT.round(random.normal().into()) as f32;

@@ -59,6 +59,12 @@ pub fn cases() -> Vec<Case> {
                 let name = format!("attention_fp8::d{head_size}::{mask_name}::nan {name}");
                 cases.push(Case::new(name, Size::Large, move |r| check(r, &grouped, Some(row))));
             }
+            // Queries that see no key get zeros, whatever the values are.
+            if mask == Mask::CausalBottomRight {
+                let few = AttentionConfig { queries: 140, keys: 70, ..grouped };
+                let name = format!("attention_fp8::d{head_size}::{mask_name}::nan value");
+                cases.push(Case::new(name, Size::Large, move |r| check(r, &few, Some(Row::Value(0)))));
+            }
         }
     }
     cases.push(Case::new("attention_fp8::refused", Size::Small, refused));
@@ -137,7 +143,7 @@ fn check(runtime: &Runtime, config: &AttentionConfig, nan: Option<Row>) -> Outco
     let mut random = Random::new(config.queries * 1000 + config.keys + config.head_size);
     let Problem { batches, queries, keys, heads, key_heads, head_size, .. } = problem;
     let mut values = |count: usize| -> Vec<f32> { (0..count).map(|_| E4M3.round(random.normal().into()) as f32).collect() };
-    let (mut q, mut k, v) = (
+    let (mut q, mut k, mut v) = (
         values(batches * queries * heads * head_size),
         values(batches * keys * key_heads * head_size),
         values(batches * keys * key_heads * head_size),
@@ -145,6 +151,7 @@ fn check(runtime: &Runtime, config: &AttentionConfig, nan: Option<Row>) -> Outco
     match nan {
         Some(Row::Query(row)) => q[row * heads * head_size..(row + 1) * heads * head_size].fill(f32::NAN),
         Some(Row::Key(row)) => k[row * key_heads * head_size..(row + 1) * key_heads * head_size].fill(f32::NAN),
+        Some(Row::Value(row)) => v[row * key_heads * head_size..(row + 1) * key_heads * head_size].fill(f32::NAN),
         None => {}
     }
     let mut scales = |count: usize| -> Vec<f32> { (0..count).map(|_| (4 + random.below(8)) as f32 / 8.0).collect() };

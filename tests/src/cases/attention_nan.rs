@@ -49,8 +49,31 @@ pub fn cases() -> Vec<Case> {
         push::<bf16>(&mut cases, &format!("portable::general::packed::d{size}"), packed);
         push::<bf16>(&mut cases, &format!("portable::merged::d{size}"), AttentionConfig { output: Output::Merged, ..config });
     }
+    values(&mut cases);
     backward(&mut cases);
     cases
+}
+
+/// A value that every query sees which sees any: the first 40 queries see none, and get zeros.
+fn values(cases: &mut Vec<Case>) {
+    let base = AttentionConfig { queries: 70, keys: 30, heads: 2, mask: Mask::CausalBottomRight, ..AttentionConfig::default() };
+    for [size, value] in [[64, 64], [128, 128], [192, 128]] {
+        let config = AttentionConfig { head_size: size, value_size: Some(value), key_parts: Some(1), ..base };
+        let packed = AttentionConfig { layout: Layout::Packed, key_parts: None, ..config };
+        let options = [
+            ("dense", config),
+            ("divided", AttentionConfig { key_parts: Some(3), ..config }),
+            ("general", AttentionConfig { max_logit: true, ..config }),
+            ("packed", packed),
+            ("merged", AttentionConfig { output: Output::Merged, ..config }),
+            ("portable", AttentionConfig { kernels: Kernels::Portable, key_parts: None, ..config }),
+        ];
+        for (name, config) in options {
+            let problem = Problem { nan: Some(Row::Value(0)), ..Problem::of(config) };
+            let name = format!("attention_nan::{name}::d{size}::value");
+            cases.push(Case::new(name, Size::Large, move |runtime| problem.check::<bf16>(runtime)));
+        }
+    }
 }
 
 /// The gradients of each kernel: they are NaN where a row that is NaN takes part, and for the other sequence those of f64. All

@@ -14,7 +14,9 @@ pub(super) struct Problem {
     pub diagonals: Vec<i32>,
     /// Whether values name their key instead of being random.
     pub one_hot: bool,
-    /// Of the first sequence, the row that is not a number, a query or a key.
+    /// Number with which the sums of lengths begin.
+    pub first: u32,
+    /// Of the first sequence, the row that is not a number, a query, a key or a value.
     pub nan: Option<Row>,
 }
 
@@ -23,6 +25,7 @@ pub(super) struct Problem {
 pub(super) enum Row {
     Query(usize),
     Key(usize),
+    Value(usize),
 }
 
 /// Where an element lies.
@@ -41,14 +44,14 @@ impl Place {
 
 impl Problem {
     pub fn dense(config: AttentionConfig) -> Self {
-        Self { config, sequences: Vec::new(), padding: Padding::Kept, diagonals: Vec::new(), one_hot: false, nan: None }
+        Self { config, sequences: Vec::new(), padding: Padding::Kept, diagonals: Vec::new(), one_hot: false, first: 0, nan: None }
     }
 
     /// The tensors end some rows after the last sequence.
     pub fn packed(config: AttentionConfig, sequences: Vec<[[usize; 2]; 2]>) -> Self {
         let rows = |side: usize| sequences.iter().map(|s| s[side][0] + s[side][1]).max().unwrap_or(0) as u64 + 9;
         let config = AttentionConfig { batches: sequences.len() as u64, queries: rows(0), keys: rows(1), ..config };
-        Self { config, sequences, padding: Padding::Zeroed, diagonals: Vec::new(), one_hot: false, nan: None }
+        Self { config, sequences, padding: Padding::Zeroed, diagonals: Vec::new(), one_hot: false, first: 0, nan: None }
     }
 
     /// Dense, or packed with one sequence.
@@ -121,11 +124,11 @@ impl Problem {
     /// Sums of queries and of keys, and offsets of both.
     pub fn arrays(&self) -> [Vec<u32>; 4] {
         let sums = |side: usize| {
-            let ends = self.sequences.iter().scan(0, |end, s| {
+            let ends = self.sequences.iter().scan(self.first, |end, s| {
                 *end += s[side][1] as u32;
                 Some(*end)
             });
-            [0].into_iter().chain(ends).collect::<Vec<u32>>()
+            [self.first].into_iter().chain(ends).collect::<Vec<u32>>()
         };
         let offsets = |side: usize| {
             let last = self.sequences.last().map_or(0, |s| s[side][0] + s[side][1] + 5) as u32;

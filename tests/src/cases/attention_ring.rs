@@ -87,10 +87,11 @@ fn ring(runtime: &Runtime, kernels: Kernels, nan: Option<Row>, sink: Option<usiz
     let (rows, size, parts) = (70_usize, 64_usize, [[0_u32, 50], [50, 150], [200, 9]]);
     let mut random = Random::new(9);
     let mut values = |count: usize| (0..count).map(|_| BF16.round(f64::from(random.normal())) as f32).collect::<Vec<_>>();
-    let (mut q, mut k, v) = (values(rows * size), values(209 * size), values(209 * size));
+    let (mut q, mut k, mut v) = (values(rows * size), values(209 * size), values(209 * size));
     match nan {
         Some(Row::Query(row)) => q[row * size] = f32::NAN,
         Some(Row::Key(row)) => k[row * size] = f32::NAN,
+        Some(Row::Value(row)) => v[row * size] = f32::NAN,
         None => {}
     }
     let encode = |&x: &f32| bf16::from_bits(encode(&BF16, x));

@@ -141,6 +141,13 @@ pub fn cases() -> Vec<Case> {
     }
     any_shape::<e4m3, bf16>(&mut cases, "e4m3", [true, false]);
     cases.push(Case::new("gemm::refused", Size::Small, refused));
+    // More rows, and more columns, than blocks in a dimension of a grid have.
+    for [m, n] in [[65535 * 8 + 1, 1], [1, 65535 * 32 + 1]] {
+        let problem = Problem { shape: [m, n, 1], transposed: [false, true], alpha: 0.5, beta: -2.0, gelu: false };
+        cases.push(Case::new(format!("gemm_any::{m}x{n}"), Size::Large, move |r| {
+            check::<e4m3, f32>(r, &Job { problem, bias: true, exact: true, division: Chosen })
+        }));
+    }
     cases.push(Case::new("gemm_any::refused", Size::Small, strides_refused));
     cases.push(Case::new("gemm::empty", Size::Small, empty));
     cases

@@ -87,6 +87,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(Case::new("gemm_grouped::many groups", Size::Large, many));
     cases.push(Case::new("gemm_grouped::scaled", Size::Small, scaled));
     cases.push(Case::new("gemm_grouped::empty", Size::Small, empty));
+    cases.push(Case::new("gemm_grouped::nothing summed", Size::Small, nothing_summed));
     cases.push(Case::new("gemm_grouped::refused", Size::Small, refused));
     cases
 }
@@ -210,6 +211,22 @@ fn empty(runtime: &Runtime) -> Outcome {
     Ok(())
 }
 
+/// A step in which no expert has a token: the results are `beta D`.
+fn nothing_summed(runtime: &Runtime) -> Outcome {
+    let _turn = turn(runtime);
+    let stream = stream(runtime)?;
+    for beta in [0.0, 1.0, -2.0] {
+        let config = GemmConfig { m: 24, n: 8, k: 0, transpose_a: true, beta, ..GemmConfig::default() };
+        let grouped = text(GroupedGemm::<bf16, f32>::by_sum(runtime, config, 3))?;
+        let (none, sizes) = (text(Buffer::<bf16>::zeros(&stream, 0))?, text(Buffer::<u32>::zeros(&stream, 3))?);
+        let before: Vec<f32> = (0..3 * 24 * 8).map(|i| i as f32).collect();
+        let mut d = text(Buffer::from_slice(&stream, &before))?;
+        text(grouped.run(&stream, none.view(), none.view(), sizes.view(), d.view_mut()))?;
+        equal("d", &text(d.to_vec(&stream))?, &before.iter().map(|x| beta * x).collect::<Vec<f32>>())?;
+    }
+    Ok(())
+}
+
 /// What has no kernel, and views of other sizes: each names what is wrong.
 fn refused(runtime: &Runtime) -> Outcome {
     let _turn = turn(runtime);
@@ -220,7 +237,6 @@ fn refused(runtime: &Runtime) -> Outcome {
     };
     let rows = |config| GroupedGemm::<bf16, bf16>::by_rows(runtime, config, 2).map(drop);
     refuse(rows(GemmConfig { transpose_a: true, ..good }), "no transpose_a, or by_sum")?;
-    refuse(rows(GemmConfig { k: 0, ..good }), "k is 0")?;
     refuse(rows(GemmConfig { k: 12, ..good }), "k is 12, no multiple of 8")?;
     refuse(rows(GemmConfig { n: 12, ..good }), "n is 12, no multiple of 8")?;
     refuse(rows(GemmConfig { m: (1 << 30) + 1, ..good }), "m is 1073741825: at most 1073741824")?;
