@@ -19,7 +19,7 @@ const MOST_COLUMNS: u64 = u16::MAX as u64 * 32;
 /// What a binding adds to a product. Begin with `Epilogue::default()`, which is nothing.
 ///
 /// The result is `activation(alpha * (A B) + beta * D + bias)`, in this order. Bias, factors and [`Activation::Gelu`] are fused with the product. What is
-/// kept or read is a launch after it, in the call, and the gradient of a bias one more. By [`AllGatherGemm`](crate::overlap::AllGatherGemm) too.
+/// kept or read is a launch after it, in the call, and the gradient of a bias one more. [`AllGatherGemm`](crate::overlap::AllGatherGemm) does the same, by every method.
 pub struct Epilogue<'a, O> {
     /// One value a column.
     pub bias: Option<DeviceView<'a, O>>,

@@ -13,6 +13,7 @@ use oxtile_tile::tensor_map::MAP_ROWS;
 
 use super::choice::{GemmKernel, GemmTile, wgmma_of};
 use super::config::GemmConfig;
+use super::product::Gemm;
 use super::table::{AnyGrouped, GemmOperands};
 use crate::choice::{Choice, Entry};
 use crate::runtime::{Bound, Error, Loaded, Result, Runtime, Stream};
@@ -26,7 +27,7 @@ use crate::tensor::{GroupRows, TensorMap, TensorMapMut, Uploads};
 /// number of all tokens, those of the first group first; `B` is `[groups, k, n]`, or `[groups, n, k]` with `transpose_b`.
 ///
 /// [`by_sum`](Self::by_sum), the gradients of weights: tokens are summed over. `A` is `[k, m]` and `B` is `[k, n]`, where `k` is the number of all tokens; `D` is
-/// `[groups, m, n]`. The result of a group without tokens is `beta D`.
+/// `[groups, m, n]`. The result of a group without tokens is `beta D`, also where no group has any.
 ///
 /// Rows of `D` beyond all groups stay as they were. Of sizes whose sum is more than all tokens, what is more is left out. A group's result has the bits of a
 /// [`Gemm`](super::Gemm) of its own with whole tiles of the same size.
@@ -60,6 +61,8 @@ pub struct GroupedGemm<T: GemmOperands<O>, O: 'static> {
     groups: u64,
     choice: Choice<GemmKernel>,
     instance: Option<AnyGrouped<T, O>>,
+    /// Of sums of no products.
+    of_nothing: Option<Gemm<T, O>>,
 }
 
 /// What is multiplied.
@@ -113,7 +116,12 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
     fn chosen(runtime: &Runtime, config: GemmConfig, groups: u64, tile: Option<GemmTile>) -> Result<Self> {
         let choice = Self::choose(config, groups, tile, wgmma_of(runtime.device(0)?.capability())).map_err(invalid)?;
         let instance = choice.load(T::GROUPED, runtime)?;
-        Ok(Self { config, groups, choice, instance })
+        // All results as one matrix, without a sum.
+        let results = if config.transpose_a { groups } else { 1 };
+        let m = numel(&[results, config.m])?;
+        let is_of_nothing = config.k == 0 && m > 0 && config.n > 0;
+        let of_nothing = is_of_nothing.then(|| Gemm::new(runtime, GemmConfig { m, ..config })).transpose()?;
+        Ok(Self { config, groups, choice, instance, of_nothing })
     }
 
     /// The kernel, and why, or why there is none.
@@ -127,7 +135,8 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
         wgmma?;
         config.activation.check_alone()?;
         if k == 0 {
-            return Err("k is 0: nothing is multiplied".to_owned());
+            let (decision, why) = (GemmKernel::Any, "k is 0: the result is that of no products".to_owned());
+            return Ok(Choice { decision, kernel: None, why, refused: Vec::new() });
         }
         if let Some((field, size)) = [("m", m), ("n", n), ("k", k)].into_iter().find(|(_, size)| *size > u64::from(MAP_ROWS)) {
             return Err(format!("{field} is {size}: at most {MAP_ROWS}"));
@@ -215,9 +224,13 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
         for (what, shape, found) in lengths {
             Error::check_length(what, numel(&shape)?, found)?;
         }
-        match &self.instance {
-            Some(instance) => instance.bind(stream, self.config, groups, matrices),
-            None => Ok(Bound::in_turn(Vec::new())),
+        match (&self.instance, &self.of_nothing) {
+            (Some(instance), _) => instance.bind(stream, self.config, groups, matrices),
+            (None, Some(gemm)) => {
+                let GroupedMatrices { a, b, d, .. } = matrices;
+                gemm.bind(stream, a, b, None, d)
+            }
+            (None, None) => Ok(Bound::in_turn(Vec::new())),
         }
     }
 

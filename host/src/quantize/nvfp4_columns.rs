@@ -96,11 +96,10 @@ where
     /// # Errors
     /// As [`cast_columns`](Self::cast_columns).
     pub fn cast_both(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, pair: &mut Nvfp4Pair) -> Result<()> {
+        let shape = pair.check("Nvfp4Columns::cast_both", input.len())?;
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
-        by_rows.check("Nvfp4Columns::cast_both, rows", Direction::Rows, input.len())?;
-        by_columns.check("Nvfp4Columns::cast_both, columns", Direction::Columns, input.len())?;
         let args = Nvfp4CastBothArgs {
-            input: MatrixArgument::new(input, by_rows.shape),
+            input: MatrixArgument::new(input, shape),
             row_amax: by_rows.amax.view(),
             column_amax: by_columns.amax.view(),
             rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },

@@ -30,7 +30,6 @@ use oxtile_kernels::nvfp4::{Nvfp4CastSquares, Nvfp4CastSquaresArgs};
 use oxtile_tile::launch::{DeviceView, Kernel};
 
 use super::amax::Amax;
-use super::format::Direction;
 use super::nvfp4::Nvfp4Number;
 use super::split_phase::GlobalAmax;
 use super::tensor::Nvfp4Pair;
@@ -85,11 +84,10 @@ where
     /// [`Error::Length`](crate::Error::Length) if `input` does not have their shape; as [`Loaded::launch`], also where a dimension is
     /// not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Nvfp4Pair) -> Result<()> {
+        let shape = pair.check("Nvfp4Squares::cast", input.len())?;
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;
-        by_rows.check("Nvfp4Squares::cast, rows", Direction::Rows, input.len())?;
-        by_columns.check("Nvfp4Squares::cast, columns", Direction::Columns, input.len())?;
         let args = Nvfp4CastSquaresArgs {
-            input: MatrixArgument::new(input, by_rows.shape),
+            input: MatrixArgument::new(input, shape),
             amax: by_rows.amax.view(),
             rows: CodesArgument { data: by_rows.data.view_mut(), scales: by_rows.scales.view_mut() },
             columns: CodesArgument { data: by_columns.data.view_mut(), scales: by_columns.scales.view_mut() },

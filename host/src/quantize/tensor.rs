@@ -75,6 +75,14 @@ impl<F: Format, L: Layout> QuantizedTensor<F, L> {
     }
 }
 
+/// Fails unless what is written has the shape.
+pub(super) fn check_shape(what: &'static str, found: [u64; 2], shape: [u64; 2]) -> Result<()> {
+    if found == shape {
+        return Ok(());
+    }
+    Err(Error::Invalid { what, why: format!("a tensor of {found:?} where one of {shape:?} goes: make it of this shape") })
+}
+
 impl<F: Format<Direction = Direction>, L: Layout> QuantizedTensor<F, L> {
     /// Rows, or columns, that have scales of their own, and the blocks of each.
     pub(super) fn extents(&self) -> [u64; 2] {
@@ -89,6 +97,15 @@ impl<F: Format<Direction = Direction>, L: Layout> QuantizedTensor<F, L> {
 }
 
 impl<F: Format<Direction = Direction>, L: Layout> Pair<F, L> {
+    /// The shape of both tensors. Fails unless they have one, each its direction, and so many elements.
+    pub(super) fn check(&self, what: &'static str, elements: u64) -> Result<[u64; 2]> {
+        let Self { rows, columns } = self;
+        rows.check(what, Direction::Rows, elements)?;
+        columns.check(what, Direction::Columns, elements)?;
+        check_shape(what, columns.shape, rows.shape)?;
+        Ok(rows.shape)
+    }
+
     /// A matrix to be quantized into.
     ///
     /// # Errors

@@ -153,8 +153,12 @@ impl MapLayout<5> for SequenceRows {
     fn dimensions(&self, len: u64) -> Result<Strided<5>> {
         let Self { rows, row, heads, head, size } = *self;
         Strided { shape: [heads, rows, size], strides: [head, row, 1] }.check(len)?;
+        let Some(back) = (1_u64 << 34).checked_sub(row) else {
+            let why = format!("rows are {row} elements apart: at most {}", 1_u64 << 34);
+            return Err(Error::Invalid { what: "tensor map", why });
+        };
         // The device address of a row is that of the tensor for whatever moves the edge: `place` in `oxtile_kernels::attention`.
-        Ok(Strided { shape: [UNBOUNDED, UNBOUNDED, heads, u64::from(MAP_ROWS), size], strides: [(1 << 34) - row, row, head, row, 1] })
+        Ok(Strided { shape: [UNBOUNDED, UNBOUNDED, heads, u64::from(MAP_ROWS), size], strides: [back, row, head, row, 1] })
     }
 }
 
@@ -225,12 +229,14 @@ impl<'a, T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle, const RANK
     fn encode(uploads: &mut Uploads, stream: &Stream, layout: Strided<RANK>, tensor: BufferAccess<'a>) -> Result<Self> {
         let element_bytes = size_of::<T>() as u64;
         let strides: Vec<u64> = layout.strides.iter().rev().skip(1).map(|stride| stride.saturating_mul(element_bytes)).collect();
-        if let Some(off) = [tensor.address].iter().chain(&strides).find(|bytes| !bytes.is_multiple_of(16)) {
-            let why = format!(
-                "the tensor starts at {:#x} with strides of {strides:?} bytes, of which {off} is no multiple of 16: pad the rows",
-                tensor.address
-            );
-            return Err(Error::Invalid { what: "tensor map", why });
+        let is_off = |bytes: &&u64| !bytes.is_multiple_of(16);
+        let invalid = |why| Error::Invalid { what: "tensor map", why };
+        if is_off(&&tensor.address) {
+            let why = format!("the tensor begins at {:#x}, no multiple of 16 bytes: begin the view at one, or copy it", tensor.address);
+            return Err(invalid(why));
+        }
+        if let Some(off) = strides.iter().find(is_off) {
+            return Err(invalid(format!("the tensor has strides of {strides:?} bytes, of which {off} is no multiple of 16: pad the rows")));
         }
         let mut box_dimensions = vec![1; RANK];
         box_dimensions[0] = tensor_map::TensorMap::<T, ROWS, COLUMNS, S, RANK>::PANEL_COLUMNS as u32;

@@ -204,3 +204,25 @@ fn amaxes_of_another_cast_are_refused() {
     let error = Nvfp4FourOverSix::<bf16>::new(&runtime).unwrap().cast_shard(&stream, input.view(), &one, &mut of_rows).unwrap_err();
     assert_eq!(error.to_string(), "the amax of a shard's tensor: 16 elements where 1 are needed");
 }
+
+/// A pair of another shape would say that its codes are those of another matrix.
+#[test]
+fn pairs_of_another_shape_and_margins_out_of_range_are_refused() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let input = Buffer::<bf16>::zeros(&stream, 64).unwrap();
+    let mut pair = Fp8Pair::uninitialised(&stream, [4, 16]).unwrap();
+    let one = CurrentScaling::<bf16>::new(&runtime, ScaleOptions::default()).unwrap();
+    let mut amax = Buffer::zeros(&stream, 1).unwrap();
+    let error = one.quantize_both_into(&stream, input.view(), [2, 32], &mut amax, &mut pair).unwrap_err().to_string();
+    assert!(error.contains("a tensor of [4, 16] where one of [2, 32] goes: make it of this shape"), "{error}");
+    let delayed = |margin| DelayedScaling::<bf16>::new(&runtime, AmaxAlgorithm::Max, margin);
+    let mut scales = DelayedScales::new(&stream, 1, 1).unwrap();
+    let error = delayed(0).unwrap().quantize_both_into(&stream, &mut scales, 0, input.view(), [2, 32], &mut pair).unwrap_err().to_string();
+    assert!(error.contains("a tensor of [4, 16] where one of [2, 32] goes"), "{error}");
+    for margin in [i32::MIN, -128, 160, i32::MAX] {
+        let error = delayed(margin).unwrap_err().to_string();
+        assert!(error.contains(&format!("by a margin of {margin} the largest element becomes")), "{error}");
+    }
+    assert!(delayed(-8).is_ok() && delayed(8).is_ok());
+}

@@ -3,8 +3,8 @@
 use oxtile::comm::SingleRank;
 use oxtile::num::{self, Float, e4m3};
 use oxtile::quantize::{
-    Amax, Compact, Direction, Format, InterleavedMxfp8, MultiAmax, MultiAmaxPlan, Mxfp8, Mxfp8Format, Mxfp8Tensor, Nvfp4, Nvfp4Format,
-    Nvfp4MappedTensor, Nvfp4ScaledRows, Nvfp4Tensor,
+    Amax, Compact, Direction, Format, InterleavedMxfp8, MultiAmax, MultiAmaxPlan, Mxfp8, Mxfp8Format, Mxfp8Pair, Mxfp8Tensor, Nvfp4,
+    Nvfp4Columns, Nvfp4Format, Nvfp4MappedTensor, Nvfp4Pair, Nvfp4ScaledRows, Nvfp4Squares, Nvfp4Tensor, RandomState,
 };
 use oxtile::{Buffer, Error, Graph};
 
@@ -286,4 +286,30 @@ fn a_slot_that_is_not_there_raises_nothing() {
     let args = MultiAmaxArgs { tensors: tensors.view(), first_tiles: first_tiles.view(), slots: slots.view(), outputs: outputs.view_mut() };
     runtime.load::<amax::MultiAmax<f32>>().unwrap().launch(&stream, args).unwrap();
     assert_eq!(outputs.to_vec(&stream).unwrap(), [0.0, 3.0]);
+}
+
+/// A pair's tensors are of one matrix: else its columns would be read as those of another.
+#[test]
+fn pairs_of_two_shapes_are_refused() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    let input = Buffer::<num::bf16>::zeros(&stream, 32 * 64).unwrap();
+    let why = "a tensor of [64, 32] where one of [32, 64] goes: make it of this shape";
+    let of = |shape, direction| Mxfp8Tensor::<e4m3>::uninitialised(&stream, shape, direction).unwrap();
+    let mut pair = Mxfp8Pair { rows: of([32, 64], Direction::Rows), columns: of([64, 32], Direction::Columns) };
+    let casts = Mxfp8::<num::bf16>::new(&runtime).unwrap();
+    let error = casts.quantize_both_into(&stream, input.view(), &mut pair).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
+    let mut twice = Mxfp8Pair { rows: of([32, 64], Direction::Rows), columns: of([32, 64], Direction::Rows) };
+    let error = casts.quantize_both_into(&stream, input.view(), &mut twice).unwrap_err().to_string();
+    assert!(error.contains("it is rowwise"), "{error}");
+
+    let of = |shape, direction| Nvfp4Tensor::uninitialised(&stream, shape, direction).unwrap();
+    let mut pair = Nvfp4Pair { rows: of([32, 64], Direction::Rows), columns: of([64, 32], Direction::Columns) };
+    let random = RandomState::new(&stream, 1, 0).unwrap();
+    let columns = Nvfp4Columns::<num::bf16>::new(&runtime).unwrap();
+    let error = columns.cast_both(&stream, input.view(), &random, &mut pair).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
+    let error = Nvfp4Squares::<num::bf16>::new(&runtime).unwrap().cast(&stream, input.view(), &mut pair).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
 }

@@ -11,7 +11,7 @@ use super::{Fp8Number, ScaleOptions, has_whole_vectors};
 use crate::quantize::amax::Amax;
 use crate::quantize::format::Direction;
 use crate::quantize::split_phase::GlobalAmax;
-use crate::quantize::tensor::Fp8Tensor;
+use crate::quantize::tensor::{Fp8Tensor, check_shape};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -191,6 +191,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
         Fp8Pair { tensor, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
         tensor.direction.check("CurrentScaling, pair", Direction::Rows)?;
+        check_shape("CurrentScaling, pair", tensor.shape, shape)?;
         let Fp8Tensor { data, scales, .. } = tensor;
         let (view, scale_inverse) = (data.view_mut(), scales.view_mut());
         if has_whole_vectors::<T>(shape, input.address(), view.address()) {

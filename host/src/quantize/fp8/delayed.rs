@@ -9,7 +9,7 @@ use oxtile_tile::num::{Fp8, e4m3};
 
 use super::{Fp8Number, Fp8Pair, has_whole_vectors};
 use crate::quantize::format::Direction;
-use crate::quantize::tensor::Fp8Tensor;
+use crate::quantize::tensor::{Fp8Tensor, check_shape};
 use crate::runtime::{Buffer, Error, Loaded, Result, Runtime, Stream};
 use crate::tensor::shape::numel;
 
@@ -106,15 +106,20 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
     /// Loads the kernels. A scale takes the amax to the largest element times 2^-`margin`.
     ///
     /// # Errors
-    /// As [`Runtime::load`].
+    /// [`Error::Invalid`] for a margin by which that is no normal number of `f32`; as [`Runtime::load`].
     pub fn new(runtime: &Runtime, algorithm: AmaxAlgorithm, margin: i32) -> Result<Self> {
+        let scaled_largest = Q::LARGEST * 2_f32.powi(margin.saturating_neg());
+        if !scaled_largest.is_normal() {
+            let why = format!("by a margin of {margin} the largest element becomes {scaled_largest:e}: take 0, or a few powers of two");
+            return Err(Error::Invalid { what: "DelayedScaling::new", why });
+        }
         Ok(Self {
             cast: runtime.load()?,
             cast_transpose: runtime.load()?,
             transpose: runtime.load()?,
             update: runtime.load()?,
             algorithm,
-            scaled_largest: Q::LARGEST * 2_f32.powi(-margin),
+            scaled_largest,
         })
     }
 
@@ -181,7 +186,8 @@ impl<T: Fp8Number<Q>, Q: Fp8> DelayedScaling<T, Q> {
         Fp8Pair { tensor: output, transposed }: &mut Fp8Pair<Q>,
     ) -> Result<()> {
         Error::check_length("DelayedScaling::quantize_both, input", numel(&shape)?, input.len())?;
-        if !has_whole_vectors::<T>(shape, input.address(), 0) {
+        check_shape("DelayedScaling::quantize_both", output.shape, shape)?;
+        if !has_whole_vectors::<T>(shape, input.address(), output.data.address()) {
             self.quantize_into(stream, scales, tensor, input, output)?;
             let args = Fp8TransposeArgs { input: MatrixArgument::new(output.data.view(), shape), transposed: transposed.view_mut() };
             return self.transpose.launch(stream, args);

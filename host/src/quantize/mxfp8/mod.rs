@@ -154,8 +154,8 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     /// # Errors
     /// [`Error::Length`] if a length does not match the shape; as [`Loaded::launch`].
     pub fn quantize_both_into(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Mxfp8Pair<Q>) -> Result<()> {
-        let (shape, Mxfp8Pair { rows, columns }) = (pair.rows.shape, pair);
-        Error::check_length("Mxfp8::quantize_both, input", numel(&shape)?, input.len())?;
+        let shape = pair.check("Mxfp8::quantize_both", input.len())?;
+        let Mxfp8Pair { rows, columns } = pair;
         let rows = CodesArgument { data: rows.data.view_mut(), scales: rows.scales.view_mut() };
         let columns = CodesArgument { data: columns.data.view_mut(), scales: columns.scales.view_mut() };
         let outputs = [rows.data.address(), columns.data.address(), columns.scales.address()];
