@@ -214,6 +214,11 @@ impl<T: Pod> Buffer<T> {
         unsafe { DeviceViewMut::from_raw(self.memory.address, self.len, self.owner()) }
     }
 
+    /// The bytes of its elements: its memory may have more.
+    fn bytes(&self) -> u64 {
+        self.len * size_of::<T>() as u64
+    }
+
     pub(crate) fn owner(&self) -> &(dyn Any + Send + Sync) {
         &self.memory
     }
@@ -250,7 +255,7 @@ impl<T: Pod> Buffer<T> {
             Ok(())
         } else {
             stream.0.note("fill", Some(Location::caller()));
-            stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.memory.bytes, Location::caller())
+            stream.0.runtime.backend.fill(stream.0.id, self.memory.address, 0, self.bytes(), Location::caller())
         }
     }
 
@@ -271,7 +276,7 @@ impl<T: Pod> Buffer<T> {
                 direction: Direction::HostToDevice,
                 target: self.address(),
                 source,
-                bytes: self.memory.bytes,
+                bytes: self.bytes(),
                 rows: CopyRows::ONE,
                 caller: Location::caller(),
             },
@@ -345,7 +350,7 @@ impl<T: Pod> Buffer<T> {
     #[track_caller]
     pub fn copy_from_pinned<H: HostElement<Device = T>>(&mut self, stream: &Stream, source: &PinnedBuffer<H>) -> Result<()> {
         self.check_pinned(stream, "Buffer::copy_from_pinned", source.memory(), source.len() as u64)?;
-        let (target, from, bytes) = (self.address(), source.memory().address, self.memory.bytes);
+        let (target, from, bytes) = (self.address(), source.memory().address, self.bytes());
         copy(
             &stream.0,
             Copy { direction: Direction::HostToDevice, target, source: from, bytes, rows: CopyRows::ONE, caller: Location::caller() },
@@ -361,7 +366,7 @@ impl<T: Pod> Buffer<T> {
     #[track_caller]
     pub fn copy_to_pinned<H: HostElement<Device = T>>(&self, stream: &Stream, target: &mut PinnedBuffer<H>) -> Result<()> {
         self.check_pinned(stream, "Buffer::copy_to_pinned", target.memory(), target.len() as u64)?;
-        let (to, source, bytes) = (target.memory().address, self.address(), self.memory.bytes);
+        let (to, source, bytes) = (target.memory().address, self.address(), self.bytes());
         copy(
             &stream.0,
             Copy {
@@ -394,7 +399,7 @@ impl<T: Pod> Buffer<T> {
         self.memory.check_stream(&stream.0, WHAT)?;
         source.memory.check_stream(&stream.0, WHAT)?;
         debug_assert!(start + self.len <= source.len, "the part leaves the buffer");
-        let (target, from, bytes) = (self.address(), source.address() + start * size_of::<T>() as u64, self.memory.bytes);
+        let (target, from, bytes) = (self.address(), source.address() + start * size_of::<T>() as u64, self.bytes());
         copy(
             &stream.0,
             Copy { direction: Direction::DeviceToDevice, target, source: from, bytes, rows: CopyRows::ONE, caller: Location::caller() },

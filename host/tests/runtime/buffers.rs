@@ -46,6 +46,18 @@ fn empty_buffers_are_legal_everywhere() {
     assert!(empty.is_empty() && empty.view().is_empty());
 }
 
+/// More memory than there is, and than an allocation may have, is an error, after which all goes on.
+#[test]
+fn too_much_memory_is_an_error() {
+    let runtime = emulated(0, 1);
+    let stream = stream(&runtime);
+    for bytes in [1 << 62, i64::MAX as u64] {
+        let error = Buffer::<u8>::uninitialised(&stream, bytes).map(drop).unwrap_err().to_string();
+        assert!(error.contains(&format!("{bytes} bytes of memory are not to be had")), "{error}");
+    }
+    assert_eq!(Buffer::<u32>::zeros(&stream, 2).unwrap().to_vec(&stream).unwrap(), [0, 0]);
+}
+
 #[test]
 fn wrong_lengths_are_errors_that_name_the_call() {
     let runtime = runtime();

@@ -10,7 +10,7 @@ use oxtile_tile::launch::{ArgumentWords, BufferAccess, DeviceLimits, KernelInfo}
 use oxtile_tile::layout::SwizzleMode;
 
 use super::collective::Part;
-use super::operation::{Launched, Mark, Operation, Use, allocate_host, word};
+use super::operation::{Launched, Mark, Operation, Use, allocate_host, check_memory, word};
 use super::options::EmulatedOptions;
 use super::ranges::Place;
 use super::room::share_of;
@@ -212,6 +212,7 @@ impl Backend for Cluster {
     fn allocate(&self, stream: StreamId, name: &str, bytes: u64) -> Result<u64> {
         let mut state = lock(&self.state);
         state.check()?;
+        check_memory(bytes)?;
         let address = self.memory.allocate(name, bytes, stream.device);
         if let Some(sanitizer) = &mut state.sanitizer {
             sanitizer.allocate(address, bytes);

@@ -357,6 +357,14 @@ fn host_layout(bytes: u64) -> Result<Layout> {
     layout.ok_or(Error::TooLarge { what: "PinnedBuffer", count: bytes, element_bytes: 1 })
 }
 
+/// Fails where so many bytes are not to be had: an allocation of the emulator that fails would end the process.
+pub(super) fn check_memory(bytes: u64) -> Result<()> {
+    /// Less is taken to be there.
+    const LARGE: u64 = 1 << 30;
+    let is_there = bytes < LARGE || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+    if is_there { Ok(()) } else { Err(Error::Invalid { what: "Buffer", why: format!("{bytes} bytes of memory are not to be had") }) }
+}
+
 pub(super) fn allocate_host(bytes: u64) -> Result<u64> {
     let layout = host_layout(bytes)?;
     // SAFETY: the layout's size is not zero.
