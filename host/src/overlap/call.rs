@@ -14,6 +14,7 @@ use super::table::GatherOperands;
 use super::transfer::{Read, Transfer, wait_for};
 use crate::comm::Rank;
 use crate::runtime::{Bound, Buffer, Error, Result, Stream, order};
+use crate::symmetric::replaced;
 
 /// A gathered product bound to its operands. Made by [`AllGatherGemm::bind`].
 pub struct GatheredProduct<'a, T: GatherOperands<O>, O: 'static> {
@@ -39,15 +40,13 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
         products: [Product<'a>; PLACES],
         following: Option<Bound<'a>>,
     ) -> Result<Self> {
-        let (inner, schedule) = (&of.memory.0, &of.schedule);
-        let own = schedule.shard(inner.member.rank().index());
+        let inner = &of.memory.0;
         let shard = |place: usize| {
-            let (all, len) = (inner.place::<T>(place, 0), (own.end - own.start) * schedule.other);
-            let address = all.address() + own.start * schedule.other * size_of::<T>() as u64;
+            let ((address, len), all) = (of.shard_in(place), inner.place::<T>(place, 0));
             // SAFETY: the shard lies inside the place, aligned as its elements; the place's memory keeps the arena and is told of streams.
             unsafe { Buffer::of_owner(&inner.out.device(), address, len, Arc::clone(all.memory()) as _) }
         };
-        let shards = if schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
+        let shards = if of.schedule.shards_are_rows { Some([shard(0)?, shard(1)?]) } else { None };
         Ok(Self { of, result, input, shards, products, following, kept: None, given: Given::new(&of.memory.0) })
     }
 
@@ -178,8 +177,12 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     fn put(&mut self, compute: &Stream, what: &'static str) -> Result<Begun> {
         let inner = &self.of.memory.0;
         let turn = self.given.take_for(compute, what, "GatheredProduct::shard")?;
-        let (place, places) = (place_of(turn), inner.places());
+        let place = place_of(turn);
+        let (shard, places) = (self.of.shard_in(place), inner.places());
         // Whatever can be refused is refused before the others hear of the call.
+        if self.shards.as_ref().is_some_and(|shards| (shards[place].address(), shards[place].len()) != shard) {
+            return Err(replaced(what, "what GatheredProduct::shard lends"));
+        }
         places[place].local().check_stream(compute, what)?;
         self.kept.iter().try_for_each(|kept| kept.check_stream(compute, what))?;
         inner.check_captures(compute, what)?;
@@ -250,6 +253,14 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
 }
 
 impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
+    /// Where this member's shard lies in a place, if shards are rows, and how many elements it has.
+    fn shard_in(&self, place: usize) -> (u64, u64) {
+        let (schedule, inner) = (&self.schedule, &self.memory.0);
+        let own = schedule.shard(inner.member.rank().index());
+        let address = inner.place::<T>(place, 0).address() + own.start * schedule.other * size_of::<T>() as u64;
+        (address, (own.end - own.start) * schedule.other)
+    }
+
     fn transfer(&self) -> Transfer<'_> {
         Transfer { inner: &self.memory.0, schedule: &self.schedule, order: self.choice().order }
     }

@@ -110,7 +110,7 @@ pub struct OverlapChoice {
 }
 
 impl AllGatherConfig {
-    /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone.
+    /// How the product is done by so many ranks, on devices of these rates. Depends on sizes, layouts, types and rates alone. What an [`Epilogue`](crate::gemm::Epilogue) launches after the product is not counted: it is the same by every method.
     ///
     /// A rank is not taken for a number of ranks:
     ///

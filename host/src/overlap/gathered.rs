@@ -99,6 +99,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: AllGatherConfig) -> Result<Self> {
         const WHAT: &str = "AllGatherGemm::new";
         let inner = &memory.0;
+        inner.arena.check_stream(stream)?;
         let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
         if let Some(format) = config.format {
             let why = format!("the configuration's operand travels as {format}: take QuantizedAllGatherGemm");
@@ -180,7 +181,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     /// read, and the gradient of a bias, are launches after the product, in the call. Where rows are gathered, the gradient of a bias is that of all rows.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or, where an input is kept, a kept matrix or a result that begins at no multiple of 16 bytes.
+    /// As [`bind`](Self::bind); [`Error::Invalid`] for an epilogue that does not fit the configuration, or whose `kept` begins at no multiple of 16 bytes.
     pub fn bind_epilogue<'a>(
         &'a self,
         stream: &Stream,
@@ -209,12 +210,8 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
         scales.into_iter().flatten().try_for_each(|scale| Error::check_length("AllGatherGemm::bind, scale", 1, scale.len()))?;
         Error::check_length("AllGatherGemm::bind, d", m * n, d.len())?;
         epilogue.check(bind, &self.product)?;
-        if let Some(kept) = &epilogue.kept {
-            let matrices = [("kept", kept.address()), ("d", d.address())];
-            if let Some((name, address)) = matrices.into_iter().find(|(_, address)| !address.is_multiple_of(16)) {
-                let why = format!("`{name}` begins at {address:#x}, no multiple of 16 bytes");
-                return Err(Error::Invalid { what: bind, why });
-            }
+        if let Some(address) = epilogue.kept.as_ref().map(DeviceViewMut::address).filter(|address| !address.is_multiple_of(16)) {
+            return Err(Error::Invalid { what: bind, why: format!("`kept` begins at {address:#x}, no multiple of 16 bytes") });
         }
         inner.arena.compare_notes(&inner.operation(self.number), self.number, &self.note, inner.others())?;
         inner.open(stream)?;
@@ -239,7 +236,7 @@ impl<T: GatherOperands<O>, O: Pod> AllGatherGemm<T, O> {
     ) -> Result<Product<'a>> {
         let (gathered, length) = (self.places[place].view(), d.len());
         let target = d.access("d");
-        // SAFETY: the two places' products share the result. Only the call of one of them is enqueued at a time, by `GatheredProduct::run`, which has the
+        // SAFETY: the two places' products share what they write. Only the call of one of them is enqueued at a time, by `GatheredProduct::run`, which has the
         // only reference to both, and each call is after the one before it.
         let d = || unsafe { DeviceViewMut::from_raw(target.address, length, target.owner) };
         let Operands { config, weight, scales, bias } = operands;

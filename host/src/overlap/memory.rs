@@ -52,6 +52,8 @@ struct State {
     released: [Option<Released>; PLACES],
     /// The last capture with a call or a shard.
     captured: Option<u64>,
+    /// After the puts of the last kernel of all rows, and the room that these were from.
+    staged: Option<(u64, Event)>,
 }
 
 /// The calls so far: what a capture that is given up has changed is undone.
@@ -104,7 +106,7 @@ impl Given {
 
     /// Gives out the place of the next call: later work of `stream` comes after all uses of it. Returns the call's number.
     pub fn give(&mut self, stream: &Stream, what: &'static str) -> Result<u64> {
-        let turn = self.inner.give(stream, what, self.turn)?;
+        let turn = self.inner.give(stream, what, self.turn.map(|turn| (turn, self.capture)))?;
         (self.turn, self.capture) = (Some(turn), stream.0.capture().map(|capture| capture.number));
         Ok(turn)
     }
@@ -170,7 +172,9 @@ impl OverlapMemory {
         // Before anything is taken: the other ranks take as much.
         arena.check_stream(out)?;
         let (back, beside) = (out.device().urgent_stream()?, [out.device().urgent_stream()?, out.device().urgent_stream()?]);
-        let places = [arena.buffer(bytes)?, arena.buffer(bytes)?];
+        // Whole elements of every type, as the kernels' views of a place have them.
+        let whole = bytes.checked_next_multiple_of(256).unwrap_or(bytes);
+        let places = [arena.buffer(whole)?, arena.buffer(whole)?];
         let ready = arena.flags("chunk", PLACES as u32 * Cut::CHUNKS)?;
         let free = arena.flags("place was read", PLACES as u32)?;
         let (arena, member, out) = (arena.clone(), member.clone(), out.clone());
@@ -229,10 +233,11 @@ impl Inner {
     }
 
     /// Gives out the place of the next call to a product, which may have it already.
-    fn give(&self, stream: &Stream, what: &'static str, own: Option<u64>) -> Result<u64> {
+    fn give(&self, stream: &Stream, what: &'static str, own: Option<(u64, Option<u64>)>) -> Result<u64> {
         self.arena.glance()?;
         let turn = self.turn();
-        if own != Some(turn) {
+        // Of a capture that was given up, a product may still have the number.
+        if own.is_none() || own != lock(&self.state).given {
             self.check_not_given(turn, what)?;
         }
         self.check_finished(turn, what)?;
@@ -390,6 +395,22 @@ impl Inner {
     /// The call is given up with the capture that it was begun in.
     pub fn given_up(&self, begun: &Begun) {
         lock(&self.state).calls.under_way[begun.place()] = false;
+    }
+
+    /// Later work of a stream comes after the puts of the last kernel of all rows, where those are from another room: the flags of its panels are set again. From the same room it does anyway. Calls in other captures
+    /// are not under way.
+    pub fn after_staged(&self, compute: &Stream, room: u64) -> Result<()> {
+        match &lock(&self.state).staged {
+            Some((of, put)) if *of != room && put.0.capture == compute.0.capture().map(|capture| capture.number) => compute.wait(put),
+            _ => Ok(()),
+        }
+    }
+
+    /// The panels of a kernel of all rows are put from a room, by the work on `out` so far.
+    pub fn staged(&self, room: u64) -> Result<()> {
+        let put = self.out.mark()?;
+        lock(&self.state).staged = Some((room, put));
+        Ok(())
     }
 
     /// Call `turn` puts from [`room`](Self::room).

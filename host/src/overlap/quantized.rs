@@ -120,6 +120,7 @@ where
     pub fn new(memory: &OverlapMemory, stream: &Stream, config: AllGatherConfig) -> Result<Self> {
         const WHAT: &str = "QuantizedAllGatherGemm::new";
         let (inner, device) = (&memory.0, stream.device());
+        inner.arena.check_stream(stream)?;
         if config.format != Some(F::FORMAT) {
             let found = config.format.map_or("elements".to_owned(), |format| format.to_string());
             let why = format!(

@@ -12,7 +12,7 @@ use super::table::GatherOperands;
 use super::transfer::{Read, wait_for};
 use crate::quantize::QuantizedTensor;
 use crate::runtime::{Result, Stream};
-use crate::symmetric::SymmetricBuffer;
+use crate::symmetric::{SymmetricBuffer, replaced};
 
 /// A product of gathered codes and scales bound to its operands. Made by [`QuantizedAllGatherGemm::bind`].
 pub struct QuantizedProduct<'a, F: GatherFormat, O: Pod>
@@ -24,6 +24,8 @@ where
     products: Products<'a>,
     /// Of each place: the own shard, then the others' chunks as they arrive.
     pieces: [Vec<Piece<F>>; PLACES],
+    /// Where the codes of the own shard lie.
+    shards: [u64; PLACES],
     /// The call that the shard was handed out for.
     given: Given,
 }
@@ -38,7 +40,8 @@ where
         products: Products<'a>,
         pieces: [Vec<Piece<F>>; PLACES],
     ) -> Self {
-        Self { of, result, products, pieces, given: Given::new(&of.memory.0) }
+        let shards = [0, 1].map(|place: usize| pieces[place][0].tensor.data.address());
+        Self { of, result, products, pieces, shards, given: Given::new(&of.memory.0) }
     }
 
     /// The result, for kernels that are launched after a [call](Self::run) and before the next one.
@@ -75,6 +78,9 @@ where
         let place = place_of(turn);
         let mut places = inner.places();
         // Whatever can be refused is refused before the others hear of the call.
+        if self.pieces[place][0].tensor.data.address() != self.shards[place] {
+            return Err(replaced(WHAT, "what QuantizedProduct::shard lends"));
+        }
         places[place].local().check_stream(compute, WHAT)?;
         inner.check_captures(compute, WHAT)?;
         inner.begin(turn, places[place].local().memory(), compute, WHAT)?;

@@ -190,7 +190,7 @@ impl Arena {
         // SAFETY: the layout gave these bytes of the arena to this buffer alone, at a multiple of 256; the arena is not closed before it is
         // dropped, and then waits for the streams that it was told of.
         let local = unsafe { Buffer::of_owner(&self.0.control.device(), self.0.base + offset, len, Arc::clone(&arena) as _)? };
-        Ok(SymmetricBuffer { arena, number, offset, local, lent: Lent::default() })
+        Ok(SymmetricBuffer::of(arena, (number, offset), local, Lent::default()))
     }
 
     /// Takes a signal channel: a word for each rank that writes, on every rank. Every rank takes the same, in one order.

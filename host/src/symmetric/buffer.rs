@@ -27,19 +27,32 @@ pub struct SymmetricBuffer<T> {
     pub(super) number: usize,
     pub(super) offset: u64,
     pub(super) local: Buffer<T>,
+    /// Where that lies, and how many elements it has.
+    pub(super) own: (u64, u64),
     /// The owners of views of all ranks.
     pub(super) lent: Lent,
 }
 
 impl<T: Pod> SymmetricBuffer<T> {
+    /// What lies in all ranks' arenas from a byte of item `number` on, of which `local` is this rank's.
+    pub(super) fn of(arena: Arc<Arena>, (number, offset): (usize, u64), local: Buffer<T>, lent: Lent) -> Self {
+        let own = (local.address(), local.len());
+        Self { arena, number, offset, local, own, lent }
+    }
+
+    /// Fails where another buffer was assigned to this rank's: other ranks have this one's address.
+    pub(super) fn check_own(&self) -> Result<()> {
+        if (self.local.address(), self.local.len()) == self.own { Ok(()) } else { Err(replaced("SymmetricBuffer", "what local_mut lends")) }
+    }
+
     /// How many elements, on every rank.
     pub fn len(&self) -> u64 {
-        self.local.len()
+        self.own.1
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.local.is_empty()
+        self.len() == 0
     }
 
     /// This rank's.
@@ -47,7 +60,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         &self.local
     }
 
-    /// This rank's, to write.
+    /// This rank's, to write into: by copies or kernels. Another buffer that is assigned to it is refused by the next use of a [peer](Self::peer).
     pub fn local_mut(&mut self) -> &mut Buffer<T> {
         &mut self.local
     }
@@ -56,8 +69,9 @@ impl<T: Pod> SymmetricBuffer<T> {
     ///
     /// # Errors
     /// [`SymmetricError`](super::SymmetricError): ranks that are missing, gave up, or opened or took something else;
-    /// [`Error::Invalid`] for a rank of another world.
+    /// [`Error::Invalid`] for a rank of another world, and where another buffer was assigned to [`local_mut`](Self::local_mut).
     pub fn peer(&self, rank: Rank) -> Result<Peer<'_, T>> {
+        self.check_own()?;
         let base = self.arena.0.peer(rank, self.number)?;
         Ok(Peer { buffer: self, rank, address: base + self.offset })
     }
@@ -83,6 +97,7 @@ impl<T: Pod> SymmetricBuffer<T> {
     #[track_caller]
     pub fn discard(&mut self, stream: &Stream, range: Range<u64>) -> Result<()> {
         const WHAT: &str = "SymmetricBuffer::discard";
+        self.check_own()?;
         self.local.check_stream(stream, WHAT)?;
         let (size, count) = (size_of::<T>() as u64, range.end.saturating_sub(range.start));
         fits(WHAT, range.start, count, self.len())?;
@@ -121,6 +136,7 @@ impl<T: Pod> SymmetricBuffer<T> {
     /// # Errors
     /// [`Error::Length`] for a range outside; [`Error::Invalid`] for ranges that overlap or descend.
     pub fn parts(self, ranges: &[Range<u64>]) -> Result<Vec<Self>> {
+        self.check_own()?;
         let mut end = 0;
         for range in ranges {
             if range.start < end || range.end < range.start {
@@ -132,7 +148,7 @@ impl<T: Pod> SymmetricBuffer<T> {
         }
         let part = |range: &Range<u64>| {
             let (arena, offset) = (Arc::clone(&self.arena), self.offset + range.start * size_of::<T>() as u64);
-            Self { arena, number: self.number, offset, local: self.local_part(range.start, range.end - range.start), lent: Lent::default() }
+            Self::of(arena, (self.number, offset), self.local_part(range.start, range.end - range.start), Lent::default())
         };
         Ok(ranges.iter().map(part).collect())
     }
@@ -142,15 +158,16 @@ impl<T: Pod> SymmetricBuffer<T> {
     /// # Errors
     /// [`Error::Invalid`] if they are no whole number of those, or not aligned for them.
     pub fn cast<U: Pod>(self) -> Result<SymmetricBuffer<U>> {
+        self.check_own()?;
         let (bytes, size) = (self.local.memory().bytes, size_of::<U>() as u64);
         if size == 0 || !bytes.is_multiple_of(size) || !self.offset.is_multiple_of(align_of::<U>() as u64) {
             let why = format!("{bytes} bytes from byte {} of the arena on are no whole number of aligned elements of {size}", self.offset);
             return Err(Error::Invalid { what: "SymmetricBuffer::cast", why });
         }
-        let Self { arena, number, offset, local, lent } = self;
+        let Self { arena, number, offset, local, lent, .. } = self;
         // SAFETY: so many elements of any bits lie there, aligned: arenas are to 256 bytes.
         let local = unsafe { Buffer::of(Arc::clone(local.memory()), bytes / size) };
-        Ok(SymmetricBuffer { arena, number, offset, local, lent })
+        Ok(SymmetricBuffer::of(arena, (number, offset), local, lent))
     }
 
     /// Some elements of this rank's instance, ordered after its earlier uses.
@@ -402,6 +419,12 @@ impl<T: Pod> Peer<'_, T> {
         fits(what, range.start, count, self.buffer.len())?;
         Ok((self.address + range.start * size_of::<T>() as u64, count))
     }
+}
+
+/// Other ranks know of the memory that was lent, and not of what was assigned in its place.
+pub(crate) fn replaced(what: &'static str, lent: &str) -> Error {
+    let why = format!("another buffer was assigned to {lent}: write into it, by copies, casts into it or kernels");
+    Error::Invalid { what, why }
 }
 
 /// `count` elements from `at` on lie inside `len`.

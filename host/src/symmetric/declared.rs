@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
+
 use super::arena::{Arena, Inner};
 use crate::comm::Rank;
 use crate::runtime::runtime::lock;
@@ -23,6 +25,7 @@ impl Inner {
         if !self.options.compare_calls {
             return Ok(());
         }
+        let what = digest(&what);
         self.meeting.publish(&key(number), what.clone().into_bytes())?;
         lock(&self.declared).0.insert(number, (what, others.collect()));
         Ok(())
@@ -62,7 +65,7 @@ impl Inner {
 impl Arena {
     /// Notes what this rank has made together with others under a name. Does not wait.
     pub(crate) fn note(&self, name: &str, what: &str) -> Result<()> {
-        self.0.meeting.publish(name, what.as_bytes().to_vec())
+        self.0.meeting.publish(name, digest(what).into_bytes())
     }
 
     /// Compares it with the notes of others, and waits for each as for a rank that comes: in every build.
@@ -73,7 +76,7 @@ impl Arena {
         let Inner { meeting, rank, options, .. } = &*self.0;
         for other in others {
             let note = meeting.read(other, name, options.rendezvous_deadline())?;
-            if note != what.as_bytes() {
+            if note != digest(what).as_bytes() {
                 let (found, expected) = (what.to_owned(), String::from_utf8_lossy(&note).into_owned());
                 return Err(Error::Mismatch { group: "the arena".to_owned(), sequence, rank: *rank, found, other, expected });
             }
@@ -82,6 +85,33 @@ impl Arena {
     }
 }
 
+/// A text as ranks compare it: of a long one, as of a set of thousands of weights, its beginning, its length and its SHA-256. Notes between hosts are at most a mebibyte.
+fn digest(what: &str) -> String {
+    const LONG: usize = 64 << 10;
+    const BEGINNING: usize = 1 << 10;
+    if what.len() <= LONG {
+        return what.to_owned();
+    }
+    let bytes: String = Sha256::digest(what).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{} ... ({} bytes, SHA-256 {bytes})", &what[..what.floor_char_boundary(BEGINNING)], what.len())
+}
+
 fn key(number: usize) -> String {
     format!("operation {number}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A note of thousands of weights is no longer than one of a few, and says where it differs by its digest.
+    #[test]
+    fn long_texts_are_compared_by_their_digest() {
+        assert_eq!(digest("short"), "short");
+        let long = "\u{e9}".repeat(1 << 20);
+        let other = format!("{}f", &long[2..]);
+        let [one, two] = [&long, &other].map(|text| digest(text));
+        assert!(one.len() < 2000 && one.contains("(2097152 bytes, SHA-256 "), "{one}");
+        assert_ne!(one, two);
+    }
 }

@@ -76,7 +76,7 @@ mod watcher;
 pub use arena::Arena;
 pub use backend::{ArenaMemory, Capabilities, SymmetricBackend};
 pub use batch::Batch;
-pub(crate) use buffer::Calls;
+pub(crate) use buffer::{Calls, replaced};
 pub use buffer::{Peer, SymmetricBuffer};
 pub use closing::{CloseError, Closing};
 pub use contiguous::{ContiguousView, ContiguousViewMut};

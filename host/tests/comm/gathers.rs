@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oxtile::comm::{Rank, Team};
-use oxtile::symmetric::{ArenaOptions, ChunkedGather, GatherMemory, PullGather, PushGather, PushMemory, PutOrder};
+use oxtile::symmetric::{ArenaOptions, ChunkedGather, CollectiveGather, GatherMemory, PullGather, PushGather, PushMemory, PutOrder};
 use oxtile::timeline::{Recording, Timeline};
 use oxtile::{Buffer, Error, Result, Stream};
 
@@ -275,4 +275,24 @@ fn a_gather_names_who_did_not_publish() {
     }
     let error = symmetric(running[0].wait());
     assert_eq!(error.to_string(), "rank 0: PullGather::start, number 1: no signal from rank 1 within 200ms");
+}
+
+/// What is assigned to a piece of a shard is read by nobody: the others know of the memory that was lent.
+#[test]
+fn a_shard_that_was_replaced_is_refused() {
+    let all = Arenas::new(2, 1);
+    let (arena, stream) = (&all.arenas[0], all.stream(0));
+    let member = Team::all(all.world.size()).member(arena.rank()).unwrap();
+    let memory = |arena| (GatherMemory::<u32>::take(arena, 5).unwrap(), PushMemory::<u32>::take(arena, 5, 2).unwrap());
+    let ((pulled, pushed), _other) = (memory(arena), memory(&all.arenas[1]));
+    let side = all.world.ranks[0].device().stream().unwrap();
+    let mut pull = PullGather::new(arena, &member, pulled, stream, 1).unwrap();
+    let mut push = PushGather::new(arena, &member, pushed, [stream, &side], 1).unwrap();
+    let mut collective = CollectiveGather::<u32, _>::new(&all.world.ranks[0], stream, &[5], 1).unwrap();
+    let gathers: [&mut dyn ChunkedGather<u32>; 3] = [&mut pull, &mut push, &mut collective];
+    for gather in gathers {
+        *gather.shard(stream).unwrap() = Buffer::zeros(stream, 8).unwrap();
+        let error = gather.start().map(drop).unwrap_err().to_string();
+        assert!(error.contains("another buffer was assigned to what ChunkedGather::shards lends"), "{error}");
+    }
 }

@@ -19,6 +19,7 @@
 //! | `epilogues` | what follows products of ranks |
 //! | `overlap_turns` | the same: many calls between which no host waits, puts in step, what follows a product without its operand |
 //! | `overlap_quantized` | the same, of an operand that is gathered as codes and scales |
+//! | `overlap_misuse` | the same, and of scattered and summed products: unusual uses |
 //! | `overlap_model`, `overlap_requirements` | the same: what is chosen, against what was measured; which test shows what |
 //! | `context_parallel`, `context_calls`, `context_tensors` | attention over a sequence that is spread over ranks: what it computes; its calls, and what goes wrong; tensors, streams and teams |
 //! | `context_fused`, `context_fused_packed` | passes in one launch, which wait for keys; of packed sequences |
@@ -97,6 +98,7 @@ mod overlap_bugs;
 mod overlap_calls;
 mod overlap_case;
 mod overlap_kept;
+mod overlap_misuse;
 mod overlap_model;
 mod overlap_quantized;
 mod overlap_requirements;

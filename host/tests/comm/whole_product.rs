@@ -48,6 +48,15 @@ impl Whole {
         Self { sizes, a, b, bias, old, input, products }
     }
 
+    /// Rows and columns of `A`, as it is stored.
+    pub fn rows<T: Number>(&self, transpose_a: bool, rows: Range<u64>, columns: Range<u64>) -> Vec<T> {
+        let at = |(row, column): (u64, u64)| T::from_f32(self.a[(row * self.sizes.k + column) as usize] as f32);
+        if transpose_a {
+            return columns.flat_map(|column| rows.clone().map(move |row| (row, column))).map(at).collect();
+        }
+        rows.flat_map(|row| columns.clone().map(move |column| (row, column))).map(at).collect()
+    }
+
     /// Rows and columns of `B`, as it is stored.
     pub fn weight<T: Number>(&self, transpose_b: bool, rows: Range<u64>, columns: Range<u64>) -> Vec<T> {
         let at = |(row, column): (u64, u64)| T::from_f32(self.b[(row * self.sizes.n + column) as usize] as f32);

@@ -116,6 +116,7 @@ impl<T: ReduceOperands<O>, O: Summed> GemmAllReduce<T, O> {
     pub fn new(memory: &AllReduceMemory, stream: &Stream, config: AllReduceConfig) -> Result<Self> {
         const WHAT: &str = "GemmAllReduce::new";
         let (parts, device) = (&memory.parts().0, stream.device());
+        parts.arena.check_stream(stream)?;
         let ranks = parts.member.team().size();
         memory.check_room(WHAT, config.result_bytes::<O>()?)?;
         let choice = config.choose::<T, O>(ranks, &Rates::of(&device))?;

@@ -125,8 +125,10 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
 
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
     pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
-        let begun = self.send(compute, what, false)?;
-        self.sum(compute, &begun, what, false)
+        // Puts after a kernel that waits for the others' would be those that theirs wait for.
+        let is_apart = self.of.memory.0.out.raw() == compute.raw();
+        let begun = self.send(compute, what, is_apart)?;
+        self.sum(compute, &begun, what, is_apart)
     }
 
     /// The products of other members' rows, and their puts. Where tiles leave as they are computed, that is the launch of own rows too, unless that comes apart.
@@ -155,6 +157,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
                     // The others have read what lies in the place: the kernel stores there.
                     let credit = inner.arena.batch(compute);
                     inner.others().try_fold(credit, |batch, other| batch.take_back(&inner.free, place as u32, other))?.enqueue()?;
+                }
+                if let Some(staged) = &whole.staged {
+                    inner.after_staged(compute, staged.rows.address())?;
                 }
                 // Before a later call takes FREE of this place, by that stream.
                 inner.out.wait(&compute.mark()?)?;
@@ -320,7 +325,7 @@ impl<O: Pod> Staged<O> {
         // Also of those that were enqueued before an error: what writes there later, or frees it, waits for the puts.
         let joined = beside.iter().try_for_each(|stream| inner.out.wait(&stream.mark()?));
         self.rows.memory().add_use(&inner.out.0, false, &mut Vec::new());
-        put.and(joined)
+        put.and(joined).and_then(|()| inner.staged(self.rows.address()))
     }
 }
 

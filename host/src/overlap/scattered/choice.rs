@@ -13,9 +13,11 @@ use crate::overlap::memory::PLACES;
 use crate::runtime::{Error, Result};
 
 /// Flags of a memory that say here that panels of other ranks are there.
-pub(super) const SENT_FLAGS: u32 = PLACES as u32 * Cut::CHUNKS;
-/// Rows of 2^16 of the smallest tiles: an entry of a list of tiles has 16 bits for each.
-const MOST_ROWS: u64 = 1 << 23;
+const SENT_FLAGS: u32 = PLACES as u32 * Cut::CHUNKS;
+/// Tiles a side: an entry of a list of tiles has 16 bits for each.
+const MOST_TILES: u64 = 1 << 16;
+/// Rows of so many of the smallest tiles.
+const MOST_ROWS: u64 = 128 * MOST_TILES;
 
 /// How a scattered product is done.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +102,14 @@ impl ReduceScatterConfig {
         let (Some(of_own), Some(of_all)) = (of_own, of_all) else {
             return Err(invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()));
         };
+        let is_listed = |tile: GemmTile, rows: u64| {
+            let ([height, width], cluster) = tile.size();
+            rows.div_ceil(height * cluster).max(product.n.div_ceil(width)) <= MOST_TILES
+        };
+        if !is_listed(of_own, self.rows(ranks)) {
+            let why = "its tiles are too many to be numbered in 16 bits a side: multiply in parts of fewer rows or columns";
+            return Err(invalid(why.to_owned()));
+        }
         let choices = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
         let of = |is_fused| {
             let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, is_fused, *panels)));
@@ -148,8 +158,8 @@ impl ReduceScatterConfig {
         match ranks {
             1 => Err("there is one rank".to_owned()),
             _ if rows > MOST_ROWS => Err(format!("{rows} rows are more than the {MOST_ROWS} of a list of tiles")),
-            _ if self.panels.is_some_and(|panels| u64::from(panels) * (ranks - 1) > u64::from(SENT_FLAGS)) => {
-                Err(format!("{SENT_FLAGS} flags say that panels of other ranks are there: take fewer panels"))
+            _ if u64::from(self.panels.unwrap_or(1)) * (ranks - 1) > u64::from(SENT_FLAGS) => {
+                Err(format!("{SENT_FLAGS} flags say that panels of {} other ranks are there: take fewer panels or ranks", ranks - 1))
             }
             _ if rows > 0 && rows.is_multiple_of(ranks * Shards::UNIT) => Ok(()),
             _ => Err(format!("{rows} rows are no multiple of {} for each of {ranks} ranks", Shards::UNIT)),
@@ -223,6 +233,16 @@ mod tests {
         );
         let scaled = refused(ReduceScatterConfig { beta: 0.5, ..sized });
         assert!(scaled.starts_with("ReduceScatterConfig: beta is 0.5 and alpha 1: what D was is a part of the sum"), "{scaled}");
+        let whole = |ranks: u32| {
+            let sizes = Global { m: 256 * u64::from(ranks), n: 8, k: 8 * u64::from(ranks) };
+            let config = ReduceScatterConfig { method: Some(ScatterMethod::Whole), ..ReduceScatterConfig::new(sizes) };
+            config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200)
+        };
+        assert!(whole(33).is_ok());
+        let error = whole(34).unwrap_err().to_string();
+        assert!(error.contains("32 flags say that panels of 33 other ranks are there: take fewer panels or ranks"), "{error}");
+        let long = ReduceScatterConfig { sizes: Global { m: 1 << 26, n: 8, k: 16 }, ..config };
+        assert!(refused(long).contains("its tiles are too many to be numbered in 16 bits a side"), "{}", refused(long));
         let odd = ReduceScatterConfig { sizes: Global { m: 64, n: 64, k: 65 }, ..config };
         assert!(refused(odd).contains("k is 65, which 2 ranks do not divide"), "{}", refused(odd));
     }

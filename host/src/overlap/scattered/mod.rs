@@ -145,7 +145,7 @@ struct Staged<O> {
 struct StagedPanel {
     target: u32,
     panel: u32,
-    /// The flag that says that it is there.
+    /// The flag that says that it is there: of both places, as kernels come after the puts of the one before.
     flag: u32,
     /// Its bytes, and where they go in a place.
     from: Range<u64>,
@@ -172,6 +172,7 @@ impl<T: ScatterOperands<O>, O: Pod> GemmReduceScatter<T, O> {
         becomes: &str,
     ) -> Result<Self> {
         let inner = &memory.0;
+        inner.arena.check_stream(stream)?;
         let (ranks, me, device) = (inner.member.team().size(), inner.member.rank().index(), stream.device());
         crate::gemm::wgmma_of(device.capability()).map_err(|why| {
             let why = format!("parts are added by kernels on wgmma: {why}; multiply by Gemm, and sum by a communicator's collective");

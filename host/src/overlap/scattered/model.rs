@@ -8,7 +8,7 @@ use crate::gemm::{GemmConfig, GemmTile};
 use crate::overlap::choice::Rates;
 use crate::runtime::Result;
 
-/// Microseconds from the last tile of a panel to its put, and from the put to the kernel that waits, beyond what each step takes: where short products wait for their last panel (the same file).
+/// Microseconds from the last tile of a panel to its put, and from the put to the kernel that waits, beyond what each step takes: where short products wait for their last panel (`overlap_shapes_scattered_two_h200_97a3f4a3.json`).
 const PASSED_ON: f64 = 20.0;
 
 impl ReduceScatterConfig {

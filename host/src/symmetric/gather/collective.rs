@@ -8,7 +8,7 @@ use oxtile_tile::num::Pod;
 use super::super::signal::Epoch;
 use super::pieces::{Gathered, Pieces, bounds};
 use super::places::{Arrived, Places, Ready, ReleaseError};
-use super::{ChunkedGather, INSTEAD, WHAT_GROWS};
+use super::{ChunkedGather, INSTEAD, WHAT_GROWS, check_lent, lent};
 use crate::comm::Communicator;
 use crate::runtime::{Buffer, Error, Event, Result, Stream};
 
@@ -20,6 +20,8 @@ pub struct CollectiveGather<'c, T, C> {
     stream: Stream,
     /// The pieces of the shard.
     own: Vec<Buffer<T>>,
+    /// Where these lie, and how long they are.
+    lent: Vec<(u64, u64)>,
     output: Buffer<T>,
     gathered: Gathered,
     places: Places<T>,
@@ -38,10 +40,11 @@ impl<'c, T: Pod, C: Communicator> CollectiveGather<'c, T, C> {
             return Err(Error::Invalid { what: WHAT, why: "0 chunks: take at least one".to_owned() });
         }
         let gathered = Pieces::new::<T>(WHAT, lens)?.gathered::<T>(WHAT, communicator.world().get())?;
-        let own = lens.iter().map(|len| Buffer::uninitialised(stream, *len)).collect::<Result<_>>()?;
+        let own = lens.iter().map(|len| Buffer::uninitialised(stream, *len)).collect::<Result<Vec<_>>>()?;
+        let lent = lent(&own);
         let output = Buffer::uninitialised(stream, gathered.len)?;
         let places = Places::new("CollectiveGather", None, &output, &gathered, chunks)?;
-        Ok(Self { communicator, stream: stream.clone(), own, output, gathered, places, chunks, epoch: Epoch::ZERO })
+        Ok(Self { communicator, stream: stream.clone(), own, lent, output, gathered, places, chunks, epoch: Epoch::ZERO })
     }
 
     /// Gathers whole shards, in one call.
@@ -95,6 +98,7 @@ impl<T: Pod, C: Communicator> ChunkedGather<T> for CollectiveGather<'_, T, C> {
 
     fn start(&mut self) -> Result<Ready<T>> {
         self.stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
+        check_lent(&self.own, &self.lent, "CollectiveGather::start")?;
         self.places.check_released("CollectiveGather::start")?;
         self.epoch = self.epoch.next();
         let mut events = Vec::new();

@@ -25,6 +25,7 @@ pub use push::{PushGather, PushMemory, PutOrder};
 
 use crate::comm::{Member, Rank};
 use crate::runtime::{Buffer, Result, Stream};
+use crate::symmetric::replaced;
 
 /// An all-gather of shards of one length, in chunks, again and again: by copy engines ([`PullGather`], [`PushGather`]) or by the collectives of a
 /// communicator ([`CollectiveGather`]).
@@ -124,6 +125,16 @@ pub trait ChunkedGather<T: Pod> {
 fn others_of(member: &Member) -> Arc<[(Rank, Rank)]> {
     let world_rank = |of| member.team().world_rank(of).unwrap_or(member.world_rank());
     member.others().map(|of| (of, world_rank(of))).collect()
+}
+
+/// Where buffers lie that are lent to be written, and how long they are.
+fn lent<T: Pod>(own: &[Buffer<T>]) -> Vec<(u64, u64)> {
+    own.iter().map(|own| (own.address(), own.len())).collect()
+}
+
+/// Fails where others were assigned to them: nobody would read those.
+fn check_lent<T: Pod>(own: &[Buffer<T>], before: &[(u64, u64)], what: &'static str) -> Result<()> {
+    if lent(own) == before { Ok(()) } else { Err(replaced(what, "what ChunkedGather::shards lends")) }
 }
 
 /// Why a gather is in no graph.

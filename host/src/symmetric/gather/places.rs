@@ -81,8 +81,8 @@ impl<T: Pod> Places<T> {
     /// # Errors
     /// As [`chunk`](Self::chunk).
     pub fn chunk_pieces(&self, member: Rank, chunk: u64) -> Result<&[Buffer<T>]> {
-        let part = u64::from(member.index()) * self.0.chunks + chunk;
-        match self.0.parts.get(part as usize).filter(|_| chunk < self.0.chunks) {
+        let part = (chunk < self.0.chunks).then(|| u64::from(member.index()) * self.0.chunks + chunk);
+        match part.and_then(|part| self.0.parts.get(part as usize)) {
             Some(pieces) => Ok(pieces),
             None => Err(Error::Invalid { what: "Places::chunk", why: format!("there is no chunk {chunk} of {member}") }),
         }

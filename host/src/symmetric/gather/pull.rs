@@ -12,7 +12,7 @@ use super::super::signal::{Channel, Epoch};
 use super::super::ticket::Ticket;
 use super::pieces::{Gathered, Pieces, bounds};
 use super::places::{Arrived, Places, Ready, ReleaseError};
-use super::{ChunkedGather, INSTEAD, WHAT_GROWS, others_of};
+use super::{ChunkedGather, INSTEAD, WHAT_GROWS, check_lent, lent, others_of};
 use crate::comm::{Member, Rank};
 use crate::runtime::backend::{Caller, Copy, CopyRows, Direction};
 use crate::runtime::{Buffer, Error, Event, Result, Stream, memory, order};
@@ -56,6 +56,8 @@ pub struct PullGather<T> {
     memory: GatherMemory<T>,
     /// The pieces of the shard.
     own: Vec<Buffer<T>>,
+    /// Where these lie, and how long they are.
+    lent: Vec<(u64, u64)>,
     output: Buffer<T>,
     gathered: Gathered,
     places: Places<T>,
@@ -91,9 +93,10 @@ impl<T: Pod> PullGather<T> {
         let gathered = memory.pieces.gathered::<T>(WHAT, member.team().size().get())?;
         let own =
             (0..memory.pieces.count()).map(|piece| memory.shard.local_part(memory.pieces.in_shard(piece), memory.pieces.lens()[piece]));
-        let (own, output) = (own.collect(), Buffer::uninitialised(&stream, gathered.len)?);
+        let (own, output) = (own.collect::<Vec<_>>(), Buffer::uninitialised(&stream, gathered.len)?);
+        let lent = lent(&own);
         let places = Places::new("PullGather", Some(&arena), &output, &gathered, chunks)?;
-        Ok(Self { arena, member, memory, own, output, gathered, places, stream, side, chunks, epoch: Epoch::ZERO, others })
+        Ok(Self { arena, member, memory, own, lent, output, gathered, places, stream, side, chunks, epoch: Epoch::ZERO, others })
     }
 
     /// Copies this rank's own shard on a second stream, after the work that `stream` already comes after.
@@ -192,6 +195,7 @@ impl<T: Pod> ChunkedGather<T> for PullGather<T> {
     fn start(&mut self) -> Result<Ready<T>> {
         const WHAT: &str = "PullGather::start";
         self.stream.0.refuse_capture(WHAT_GROWS, INSTEAD)?;
+        check_lent(&self.own, &self.lent, WHAT)?;
         self.arena.0.check()?;
         self.places.check_released(WHAT)?;
         self.epoch = self.epoch.next();

@@ -12,7 +12,7 @@ use super::super::signal::{Channel, Epoch};
 use super::super::ticket::Ticket;
 use super::pieces::{Gathered, Pieces, bounds};
 use super::places::{Arrived, Places, Ready, ReleaseError};
-use super::{ChunkedGather, INSTEAD, WHAT_GROWS, others_of};
+use super::{ChunkedGather, INSTEAD, WHAT_GROWS, check_lent, lent, others_of};
 use crate::comm::{Member, Rank};
 use crate::runtime::{Buffer, Error, Event, Owner, Result, Stream, order};
 
@@ -93,6 +93,8 @@ pub struct PushGather<T> {
     arrivals: Stream,
     /// This member's places in what is gathered, by piece.
     own: Vec<Buffer<T>>,
+    /// Where these lie, and how long they are.
+    lent: Vec<(u64, u64)>,
     /// After the last writes of those; none while they may be written.
     there: Option<Vec<Event>>,
     places: Places<T>,
@@ -134,11 +136,12 @@ impl<T: Pod> PushGather<T> {
             // SAFETY: a member's piece lies inside the arena's buffer, which is aligned to 256 bytes and kept, and told of streams, by its memory.
             unsafe { Buffer::of_owner(&device, place, *len, Arc::clone(of.memory()) as _) }
         });
-        let (own, others) = (own.collect::<Result<_>>()?, others_of(member));
+        let (own, others) = (own.collect::<Result<Vec<_>>>()?, others_of(member));
+        let lent = lent(&own);
         let (arena, member, out, arrivals) = (arena.clone(), member.clone(), out.clone(), arrivals.clone());
         let (there, epoch, read) = (None, Epoch::ZERO, Vec::new());
         let order = PutOrder::of(memory.gathered.pieces.lens().iter().sum::<u64>().saturating_mul(size_of::<T>() as u64));
-        Ok(Self { arena, member, memory, out, arrivals, own, there, places, chunks, order, epoch, others, read })
+        Ok(Self { arena, member, memory, out, arrivals, own, lent, there, places, chunks, order, epoch, others, read })
     }
 
     /// The same gather with the puts of this member, and its waits for chunks of the others, in this order.
@@ -365,6 +368,7 @@ impl<T: Pod> ChunkedGather<T> for PushGather<T> {
     /// within the device nothing is copied, and the chunks of this member are there as soon as they are written.
     fn start(&mut self) -> Result<Ready<T>> {
         const WHAT: &str = "PushGather::start";
+        check_lent(&self.own, &self.lent, WHAT)?;
         self.check_idle(WHAT)?;
         let there = match &self.there {
             Some(there) => there.clone(),

@@ -109,10 +109,18 @@ impl Inbox {
         let (mut found, mut pending): (_, Vec<OwnedFd>) = (Vec::new(), Vec::new());
         while !missing.is_empty() {
             self.wait(&pending).map_err(system)?;
-            while let Ok(connection) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                // Of another user: closed at once.
-                if socket_peercred(&connection).is_ok_and(|peer| peer.uid.as_raw() == self.uid) {
-                    pending.push(connection);
+            loop {
+                match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                    // Of another user: closed at once.
+                    Ok(connection) => {
+                        pending.extend(Some(connection).filter(|of| socket_peercred(of).is_ok_and(|peer| peer.uid.as_raw() == self.uid)));
+                    }
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    Err(Errno::AGAIN) => break,
+                    Err(error @ (Errno::MFILE | Errno::NFILE)) => {
+                        return Err(Lacking::System(format!("{error}: raise the limit of open files (ulimit -n)")));
+                    }
+                    Err(error) => return Err(system(error)),
                 }
             }
             let mut quiet = Vec::new();
