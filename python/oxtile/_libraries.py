@@ -12,7 +12,8 @@ class NumPy:
     def contiguous(name, array):
         import numpy
 
-        return numpy.ascontiguousarray(array) if array.ndim else array
+        # A view of bytes may begin anywhere, also between elements.
+        return numpy.require(array, requirements="CA") if array.ndim else array
 
     @staticmethod
     def element(array):
@@ -50,7 +51,9 @@ class CuPy(NumPy):
         import cupy
 
         with array.device:
-            return cupy.ascontiguousarray(array) if array.ndim else array
+            array = cupy.ascontiguousarray(array) if array.ndim else array
+            # A part of an array may begin anywhere; the kernels copy by 16 bytes.
+            return array if array.data.ptr % 16 == 0 else array.copy()
 
     @staticmethod
     def empty(shape, element, like):

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::memory::{Scratch, bytes, bytes_mut};
+use super::memory::{Scratch, bytes, bytes_mut, note};
 use super::transport::Transport;
 use crate::rank::Rank;
 use crate::runtime::runtime::lock;
@@ -64,7 +64,8 @@ impl Agreement {
             return Ok(());
         };
         if compared.is_none() {
-            // Within the deadline of the transport: a rank may have failed to make its operation.
+            // Within the deadline of the transport: a rank may have failed to make its operation. After the gather, which another stream may have.
+            note(stream, &[self.all.access(false)])?;
             messages.wait(stream)?;
             let all = self.all.to_vec(stream)?;
             let differs = |(other, text): (Rank, &[u8])| {

@@ -6,6 +6,7 @@ use oxtile_kernels::fill::{FillRows, FillRowsArgs};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut};
 
 use super::alone::Alone;
+use super::backward::check_grad_sink;
 use super::carrier::{Given, Reach, Taken};
 use super::config::{ContextParallelConfig, Schedule, refuse};
 use super::core::Core;
@@ -335,9 +336,7 @@ impl<'t, T: ContextElement> AllToAll<'t, T> {
             GradientTarget::Added(_) => Err(Error::Invalid { what, why: "ranks trade rounded gradients: give Gradients::new".to_owned() }),
         });
         let mut targets = targets.collect::<Result<Vec<(Strided<4>, DeviceViewMut<'a, T>)>>>()?;
-        if let Some(grad_sink) = &grad_sink {
-            Error::check_length("ContextParallel, gradients of sink", self.given.heads, grad_sink.len())?;
-        }
+        check_grad_sink(&self.given, grad_sink.as_ref())?;
         // All ranks send theirs, also where this one's caller does not ask for them.
         let has_sink = self.given.sink == Sink::Learnable;
         let bind = |group: &'a Group<T>| {

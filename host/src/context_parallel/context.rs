@@ -199,6 +199,10 @@ impl<'t, T: ContextElement> ContextParallel<'t, T> {
             let why = "sequences of all ranks are given by ContextParallel::set_sequences: leave those of the inputs out".to_owned();
             return Err(Error::Invalid { what: "ContextParallel", why });
         }
+        if inputs.scales.is_some() {
+            let why = "scales are of elements of 8 bits (ContextParallelFp8): leave those of the inputs out".to_owned();
+            return Err(Error::Invalid { what: "ContextParallel", why });
+        }
         self.compare(stream)?;
         self.engines.iter().try_for_each(|engine| engine.open(stream))
     }

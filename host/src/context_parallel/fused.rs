@@ -86,7 +86,7 @@ pub(super) fn why_not<T: ContextElement>(config: &ContextParallelConfig, directi
         let AttentionConfig { queries, keys, .. } = attention;
         return Some(format!("{queries} queries and {keys} keys: its kernel has as many of both: take pull, gather or all-to-all"));
     }
-    if attention.batches * attention.heads * attention.key_heads * attention.queries == 0 {
+    if [attention.batches, attention.heads, attention.key_heads, attention.queries].contains(&0) {
         return Some("there is nothing to attend to: take any other".to_owned());
     }
     let blocks = attention.keys.div_ceil(KEYS) + config.partition.chunks(world);

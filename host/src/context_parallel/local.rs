@@ -41,6 +41,8 @@ impl Local {
         let (packed, rows) = match whole.layout {
             Layout::Packed => (plain, 1),
             Layout::Bshd => (AttentionConfig { queries: batches * queries, keys: batches * keys, ..plain }, batches),
+            // One sequence without tokens.
+            Layout::Sbhd if batches == 0 => (AttentionConfig { batches: 1, queries: 0, keys: 0, ..plain }, 0),
             Layout::Sbhd => (AttentionConfig { batches: 1, heads: batches * heads, key_heads: batches * key_heads, ..plain }, 1),
         };
         Self { share, given, packed, tokens: [whole.queries, whole.keys].map(|tokens| tokens * rows) }

@@ -88,7 +88,7 @@ impl Recording {
             return Err(TimelineError::SameRank { rank: *rank });
         }
         let start_ns = self.start_ns.min(other.start_ns);
-        let dropped = self.dropped + other.dropped;
+        let dropped = self.dropped.saturating_add(other.dropped);
         let moved = |recording: Self| {
             let by = match recording.clock {
                 Clock::Device => (recording.start_ns - start_ns) as f64 / 1e3,
@@ -110,7 +110,7 @@ impl Recording {
             end: span.end + end,
             ..span
         });
-        let dropped = self.dropped + later.dropped;
+        let dropped = self.dropped.saturating_add(later.dropped);
         Self::new(self.clock, self.start_ns, self.spans.into_iter().chain(moved).collect(), dropped)
     }
 }

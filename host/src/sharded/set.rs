@@ -68,6 +68,8 @@ impl<F: WeightFormat> ShardSet<F> {
     pub fn new(stream: &Stream, arena: &Arena, member: &Member, weights: Vec<Weight>) -> Result<Self> {
         static SETS: AtomicU64 = AtomicU64::new(0);
         arena.check_member("ShardSet::new", member)?;
+        // Before anything is taken: the other ranks take as much.
+        arena.check_stream(stream)?;
         let layout = Layout::<F>::new(&weights, member.team())?;
         let planes = arena.buffer::<u8>(layout.bytes)?;
         let parts = arena.buffer::<f32>(layout.amaxes)?;
@@ -221,6 +223,7 @@ impl<F: WeightFormat> ShardSet<F> {
     /// # Errors
     /// [`Error::Mismatch`] where another rank made another set; ranks that do not come; what ended the arena; an error of the driver.
     pub fn update<'s>(&'s mut self, stream: &Stream) -> Result<Updating<'s, F>> {
+        self.arena.check_stream(stream)?;
         self.compare()?;
         let begun = self.begin(stream);
         self.arena.or_abort(stream, "ShardSet::update", begun)?;
@@ -228,7 +231,8 @@ impl<F: WeightFormat> ShardSet<F> {
         if !stream.is_capturing() {
             self.readable.set(false);
         }
-        Ok(Updating { set: self, stream: stream.clone() })
+        let capture = stream.0.capture().map(|capture| capture.number);
+        Ok(Updating { set: self, stream: stream.clone(), capture })
     }
 
     /// Gives back what was pulled in the step before, and waits for the other ranks to do so.

@@ -23,6 +23,8 @@ use crate::runtime::{Error, HostElement, PinnedBuffer, Result, Stream};
 pub struct Updating<'s, F: WeightFormat> {
     pub(super) set: &'s mut ShardSet<F>,
     pub(super) stream: Stream,
+    /// The capture that it was begun in.
+    pub(super) capture: Option<u64>,
 }
 
 impl<'s, F: WeightFormat> Updating<'s, F> {
@@ -66,9 +68,13 @@ impl<'s, F: WeightFormat> Updating<'s, F> {
     /// whole weight agree on those of all weights first. Does not wait on the host, and may be captured.
     ///
     /// # Errors
-    /// Of the casts; what ended the arena; an error of the driver.
+    /// [`Error::NotCapturable`] where the step was begun in another capture, or outside of this one; of the casts; what ended the arena; an error of the driver.
     pub fn publish(self) -> Result<Published<'s, F>> {
-        let Self { set, stream } = self;
+        let Self { set, stream, capture: begun } = self;
+        if begun != stream.0.capture().map(|capture| capture.number) {
+            let mend = "update and publish inside the same capture, or both outside";
+            return Err(Error::NotCapturable { what: "half of a step", mend });
+        }
         let cast = set.agree(&stream).and_then(|()| set.cast(&stream)).and_then(|()| set.tell(&stream));
         set.arena.or_abort(&stream, "Updating::publish", cast)?;
         tracing::trace!(weights = set.entries.len(), rank = set.member.rank().index(), "published");

@@ -103,7 +103,7 @@ impl Weight {
             format!("has {} columns, and {} takes multiples of {}: pad them, or keep it in bf16", self.columns, F::NAME, F::COLUMNS)
         } else if self
             .experts
-            .checked_mul(self.rows)
+            .checked_mul(self.rows.max(1))
             .and_then(|rows| rows.checked_mul(self.columns))
             .is_none_or(|elements| elements > 1 << 48)
         {

@@ -9,6 +9,7 @@ use super::share::{Partition, Share};
 use crate::rank::{Rank, WorldSize};
 use crate::runtime::{Buffer, Error, Result, Stream};
 use crate::symmetric::{Pitched, Rows};
+use crate::tensor::shape::numel;
 
 impl fmt::Display for Partition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,12 +91,13 @@ impl Share {
     }
 
     fn check(self, [sequences, tokens, width]: [u64; 3], whole: u64, part: u64) -> Result<()> {
+        self.checked("Share")?;
         let chunks = self.partition.chunks(self.world);
         if !tokens.is_multiple_of(chunks) {
             let why = format!("{tokens} tokens in {chunks} chunks: pad the sequence to {}", tokens.next_multiple_of(chunks));
             return Err(Error::Invalid { what: "Share", why });
         }
-        Error::check_length("Share, the whole", sequences * tokens * width, whole)?;
+        Error::check_length("Share, the whole", numel(&[sequences, tokens, width])?, whole)?;
         Error::check_length("Share, the part", whole / u64::from(self.world.get()), part)
     }
 }
@@ -152,6 +154,17 @@ mod tests {
                 [Half::Early, Half::Late].map(|half| 2 * Partition::Zigzag.chunk(rank, world, half).unwrap() + 1).iter().sum()
             };
             assert!(world.ranks().all(|rank| work(rank) == work(Rank::ZERO)));
+        }
+    }
+
+    #[test]
+    fn a_rank_of_another_world_is_refused() {
+        let [two, four] = [2, 4].map(|ranks| WorldSize::new(ranks).unwrap());
+        for partition in [Partition::Zigzag, Partition::Contiguous] {
+            let share = Share { partition, rank: Rank::new(2, four).unwrap(), world: two };
+            assert!(share.check([1, 4, 1], 4, 2).unwrap_err().to_string().contains("give a rank of that world"));
+            let share = Share { rank: Rank::ZERO, ..share };
+            assert!(share.check([1 << 62, 4, 1], 0, 0).is_err());
         }
     }
 

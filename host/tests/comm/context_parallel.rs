@@ -109,6 +109,7 @@ fn other_schedules() {
     let empty = [
         AttentionConfig { queries: 0, keys: 0, ..config },
         AttentionConfig { batches: 0, ..config },
+        AttentionConfig { layout: Layout::Sbhd, batches: 0, ..config },
         AttentionConfig { mask: Mask::Full, keys: 0, ..config },
     ];
     let schedules = [Schedule::AllToAll, Schedule::Hierarchical { inner: two }, Schedule::Pull, Schedule::Ring, Schedule::Gather];

@@ -306,6 +306,7 @@ fn weights_that_cannot_be_shared_are_named() {
     let made = |weights| invalid(ShardSet::<Nvfp4>::new(stream, &arena, &member, weights));
     assert!(made(vec![Weight::new("narrow", [16, 24])]).contains("`narrow` has 24 columns, and NVFP4 takes multiples of 16"));
     assert!(made(vec![Weight::new("none", [16, 0])]).contains("`none` has no elements"));
+    assert!(made(vec![Weight::new("wide", [0, 1 << 60])]).contains("that is no weight of this world"));
     assert!(made(vec![]).contains("no weights"));
     assert!(made(vec![Weight::new("w", [16, 16]), Weight::new("w", [32, 16])]).contains("two weights are named `w`"));
     let embedding = ShardSet::<Fp8>::new(stream, &arena, &member, vec![Weight::new("embedding", [16, 16]).forward_only()]).unwrap();

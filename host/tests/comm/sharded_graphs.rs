@@ -149,6 +149,17 @@ fn a_part_of_a_pass_is_refused() {
     let error = left.take().unwrap().forward(&mut own).map(drop).unwrap_err();
     assert!(matches!(error, Error::NotCapturable { .. }) && error.to_string().contains("a step that is in another graph"), "{error}");
 
+    // Half of a step in a graph, and the other half not.
+    let mut half = None;
+    let set = &mut holder.set;
+    Graph::capture(&[stream], || {
+        half = Some(set.update(stream)?);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
+    let error = half.take().unwrap().publish().map(drop).unwrap_err();
+    assert!(matches!(error, Error::NotCapturable { what: "half of a step", .. }), "{error}");
+
     holder.publish(stream, 0).unwrap();
     let published = Published::of(&holder.set).unwrap();
     let mut pass = published.forward(&mut eager).unwrap();

@@ -19,7 +19,7 @@ use crate::runtime::module::{note, zero};
 use crate::runtime::runtime::lock;
 use crate::runtime::{Buffer, Error, Event, Result, Stream};
 use crate::sum_parts::{AddParts, Addend};
-use crate::symmetric::Arena;
+use crate::symmetric::{Arena, replaced};
 
 /// The gradients of weights whose rows are divided among the ranks of a team.
 ///
@@ -134,6 +134,7 @@ impl<E: Addend> GradientScatter<E> {
     ) -> Result<Self> {
         const WHAT: &str = "GradientScatter::new";
         arena.check_member("GradientScatter::new", member)?;
+        arena.check_stream(stream)?;
         config.check(WHAT)?;
         let layouts = Self::layouts::<F>(weights, member.team().size())?;
         let note = format!(
@@ -271,6 +272,15 @@ impl<E: Addend> GradientScatter<E> {
         self.begin_sums()
     }
 
+    /// Fails where a buffer of another length was assigned to a main gradient: the other ranks send parts of this one's.
+    fn check_main(&self, what: &'static str) -> Result<()> {
+        let me = self.member.rank().index() as usize;
+        match self.main.iter().zip(&self.layouts).all(|(main, layout)| main.len() == layout.part(me)) {
+            true => Ok(()),
+            false => Err(replaced(what, "what main_grad_mut lends, of another length")),
+        }
+    }
+
     /// The sums of a step come after what has read the main gradients, and not after what is enqueued there from now on.
     fn begin_sums(&self) -> Result<()> {
         note(&self.sum, &self.main.iter().map(|main| lend(main).access("main gradient")).collect::<Vec<_>>())
@@ -286,6 +296,7 @@ impl<E: Addend> GradientScatter<E> {
         const WHAT: &str = "GradientScatter::buffer";
         let (weight, state) = (self.index(WHAT, id)?, &mut *lock(&self.state));
         let capture = self.capture(WHAT, compute)?;
+        self.check_main(WHAT)?;
         self.open_slots(state)?;
         let begins = state.steps.is_between();
         state.steps.give(&self.weights, weight, capture).map_err(|why| Error::Invalid { what: WHAT, why })?;
