@@ -293,7 +293,7 @@ impl Member {
     }
 }
 
-/// What is there where it is of this request, and else what is made for it: once the memory of the other is given back, and by all ranks together.
+/// Returns what is `there` if it is of this request. Otherwise drops it, so that its memory is free, and makes another, all ranks together.
 fn made_for<'a, T>(
     there: &'a mut Option<T>,
     gate: &Gate,

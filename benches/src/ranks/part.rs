@@ -95,7 +95,7 @@ impl<M> Room<M> {
 }
 
 impl Room<OverlapMemory> {
-    /// Room for so many bytes of operands or parts, whose copies `out` enqueues, in an arena of its own.
+    /// Room for so many bytes of operands or parts in an arena of its own. Their copies are enqueued on `out`.
     pub fn of(rank: &HostRank, backend: BackendName, needed: u64, out: &Stream) -> Result<Self> {
         let options = ArenaOptions { backend, bytes: 2 * needed + 4096, deadline: DEADLINE, ..ArenaOptions::default() };
         let arena = Arena::open(rank, options)?;
