@@ -277,7 +277,7 @@ fn a_gather_names_who_did_not_publish() {
     assert_eq!(error.to_string(), "rank 0: PullGather::start, number 1: no signal from rank 1 within 200ms");
 }
 
-/// What is assigned to a piece of a shard is read by nobody: the others know of the memory that was lent.
+/// What is assigned to a piece of a shard is read by no rank: the others know of the memory that was lent.
 #[test]
 fn a_shard_that_was_replaced_is_refused() {
     let all = Arenas::new(2, 1);

@@ -132,7 +132,7 @@ fn lent<T: Pod>(own: &[Buffer<T>]) -> Vec<(u64, u64)> {
     own.iter().map(|own| (own.address(), own.len())).collect()
 }
 
-/// Fails where others were assigned to them: nobody would read those.
+/// Fails where others were assigned to them, which no rank would read.
 fn check_lent<T: Pod>(own: &[Buffer<T>], before: &[(u64, u64)], what: &'static str) -> Result<()> {
     if lent(own) == before { Ok(()) } else { Err(replaced(what, "what ChunkedGather::shards lends")) }
 }
