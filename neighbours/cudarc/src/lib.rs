@@ -79,6 +79,20 @@
 //! # }
 //! ```
 //!
+//! and does not leave the closure in exchange for another buffer:
+//!
+//! ```compile_fail,E0596
+//! # use std::sync::Arc;
+//! # use cudarc::driver::{CudaSlice, CudaStream};
+//! # fn f(runtime: &oxtile::Runtime, stream: &Arc<CudaStream>, slice: &mut CudaSlice<f32>) -> Result<(), oxtile_cudarc::Error> {
+//! oxtile_cudarc::on(runtime, stream, |on| {
+//!     let (mut write, mut own) = (on.write(&mut *slice)?, oxtile::Buffer::<f32>::zeros(on.stream(), 4).unwrap());
+//!     std::mem::swap(&mut *write, &mut own); // error[E0596]: cannot borrow data in dereference of `Write` as mutable
+//!     Ok::<_, oxtile_cudarc::Error>(())
+//! })
+//! # }
+//! ```
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | `on` | the stream of a closure, borrowed or forked |

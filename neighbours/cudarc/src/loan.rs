@@ -1,12 +1,13 @@
 //! Slices of cudarc as buffers of Oxtile, and the events at both ends of a loan.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, SyncOnDrop};
 use oxtile::num::Pod;
-use oxtile::{Buffer, HostElement};
+use oxtile::{Buffer, HostElement, PinnedBuffer, Stream};
+use oxtile_tile::launch::DeviceViewMut;
 
 use crate::error::{Error, Result};
 use crate::on::On;
@@ -54,7 +55,7 @@ pub struct Read<'a, T> {
     loan: Loan<'a>,
 }
 
-/// A slice of cudarc's that is written: a [`Buffer`].
+/// A slice of cudarc's that is written: a [`Buffer`], whose elements are changed by the methods here. No `&mut Buffer` of it is lent, as that could be taken out of the loan.
 pub struct Write<'a, T> {
     buffer: Buffer<T>,
     loan: Loan<'a>,
@@ -146,9 +147,46 @@ impl<T> Deref for Write<'_, T> {
     }
 }
 
-impl<T> DerefMut for Write<'_, T> {
-    fn deref_mut(&mut self) -> &mut Buffer<T> {
-        &mut self.buffer
+impl<T: Pod> Write<'_, T> {
+    /// As [`Buffer::view_mut`].
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
+        self.buffer.view_mut()
+    }
+
+    /// As [`Buffer::fill_zero`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn fill_zero(&mut self, stream: &Stream) -> oxtile::Result<()> {
+        self.buffer.fill_zero(stream)
+    }
+
+    /// As [`Buffer::copy_from`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn copy_from(&mut self, stream: &Stream, source: &Buffer<T>) -> oxtile::Result<()> {
+        self.buffer.copy_from(stream, source)
+    }
+
+    /// As [`Buffer::copy_from_slice`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn copy_from_slice<H: HostElement<Device = T>>(&mut self, stream: &Stream, slice: &[H]) -> oxtile::Result<()> {
+        self.buffer.copy_from_slice(stream, slice)
+    }
+
+    /// As [`Buffer::copy_from_pinned`].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn copy_from_pinned<H: HostElement<Device = T>>(&mut self, stream: &Stream, source: &PinnedBuffer<H>) -> oxtile::Result<()> {
+        self.buffer.copy_from_pinned(stream, source)
     }
 }
 
