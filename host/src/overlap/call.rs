@@ -139,7 +139,7 @@ impl<'a, T: GatherOperands<O>, O: Pod> GatheredProduct<'a, T, O> {
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a shard that was not written for this call, or in another capture; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`] for a shard that was not written for this call, or in another capture, and where another buffer was assigned to the one that [`shard`](Self::shard) lends; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "GatheredProduct::run";
         let begun = self.put(compute, WHAT)?;

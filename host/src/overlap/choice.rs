@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::config::{AllGatherConfig, Cut, Gathers, Method};
-use super::schedule::Schedule;
+use super::schedule::{Schedule, check_numbered};
 use super::table::{GatherOperands, GatheredKernel};
 use crate::choice::Entry;
 use crate::comm::WorldSize;
@@ -273,10 +273,7 @@ impl AllGatherConfig {
             Entry::find(T::GATHERED, &decision).ok().map(|entry| (tile, entry.name))
         };
         let found: Vec<_> = GemmTile::ALL.into_iter().filter_map(of).collect();
-        let ([rows, columns], cluster) = GemmTile::Tile128x128.size();
-        if product.m.div_ceil(rows * cluster).max(product.n.div_ceil(columns)) > u64::from(u16::MAX) {
-            return Err("its tiles are too many to be numbered in 16 bits a side".to_owned());
-        }
+        check_numbered(GemmTile::Tile128x128, [product.m, product.n])?;
         if found.is_empty() {
             let how = if by_sum { "gathered along the sum" } else { "gathered by rows" };
             let is_such = |entry: &&Entry<GatheredKernel, _>| entry.decision.by_sum == by_sum;

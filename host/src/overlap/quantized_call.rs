@@ -70,7 +70,7 @@ where
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a shard that was not written for this call, or in another capture; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a shard that was not written for this call, or in another capture, and where another tensor was assigned to the one that [`shard`](Self::shard) lends; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "QuantizedProduct::run";
         let inner = &self.of.memory.0;

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::config::Cut;
+use crate::gemm::GemmTile;
 use crate::symmetric::{Pitched, Rows};
 
 /// Rows of tiles that are computed together, column by column, so that neighbours share operands in the L2 cache; as in the plain product.
@@ -179,6 +180,15 @@ impl Schedule {
 /// The units before a slab, of so many slabs of which each is half of the one before it and the last one is a unit.
 fn halving(slabs: u32, slab: u32) -> u64 {
     (1 << slabs) - (1 << (slabs - slab))
+}
+
+/// Fails where a product has more tiles a side than an entry of a list of tiles, 16 bits for each, has numbers for.
+pub(super) fn check_numbered(tile: GemmTile, [m, n]: [u64; 2]) -> Result<(), String> {
+    let ([height, width], cluster) = tile.size();
+    if m.div_ceil(height * cluster).max(n.div_ceil(width)) <= 1 << 16 {
+        return Ok(());
+    }
+    Err("its tiles are too many to be numbered in 16 bits a side: multiply in parts of fewer rows or columns".to_owned())
 }
 
 /// Tiles of these rows, in bands.

@@ -94,7 +94,7 @@ where
     /// Casts a matrix of the pair's shape in both directions by one pass over it, each with its tensor's amax.
     ///
     /// # Errors
-    /// As [`cast_columns`](Self::cast_columns).
+    /// As [`cast_columns`](Self::cast_columns); [`Error::Invalid`](crate::Error::Invalid) for tensors of two shapes.
     pub fn cast_both(&self, stream: &Stream, input: DeviceView<'_, T>, random: &RandomState, pair: &mut Nvfp4Pair) -> Result<()> {
         let shape = pair.check("Nvfp4Columns::cast_both", input.len())?;
         let Nvfp4Pair { rows: by_rows, columns: by_columns } = pair;

@@ -80,7 +80,7 @@ where
     /// Casts a matrix of the pair's shape with the amax of its rows, which becomes that of its columns.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the pair's tensors are not one of each direction;
+    /// [`Error::Invalid`](crate::Error::Invalid) if the pair's tensors are not one of each direction and of one shape;
     /// [`Error::Length`](crate::Error::Length) if `input` does not have their shape; as [`Loaded::launch`], also where a dimension is
     /// not a multiple of 16 or `input` does not start at a multiple of 16 bytes.
     pub fn cast(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Nvfp4Pair) -> Result<()> {

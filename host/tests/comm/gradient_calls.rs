@@ -287,6 +287,24 @@ fn orders_of_steps_are_compared() -> Result<()> {
     Ok(())
 }
 
+/// A main gradient that was replaced by one of another length: the other ranks would wait for its parts to be added, or lose some.
+#[test]
+fn a_main_gradient_of_another_length_is_refused() -> Result<()> {
+    let all = Arenas::with(2, 1, options());
+    let mut sides = sides(&all, &two_weights())?;
+    sides.iter().try_for_each(|side| side.gradients.open())?;
+    let (stream, side) = (all.stream(0), &mut sides[0]);
+    let id = side.gradients.ids().next().expect("two weights");
+    let len = side.gradients.main_grad(id)?.len();
+    for wrong in [0, len / 2] {
+        *side.gradients.main_grad_mut(id)? = Buffer::zeros(stream, wrong)?;
+        let error = side.gradients.buffer(id, stream).map(drop).unwrap_err().to_string();
+        assert!(error.contains("another buffer was assigned to what main_grad_mut lends"), "{error}");
+    }
+    *side.gradients.main_grad_mut(id)? = Buffer::zeros(stream, len)?;
+    side.gradients.buffer(id, stream).map(drop)
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_its_mend() -> Result<()> {
     let all = Arenas::with(2, 1, options());

@@ -297,6 +297,18 @@ fn wrong_orders_are_named() {
     assert!(invalid(chain(&holder, stream, |config| ChainConfig { forward: vec![], backward: vec![], ..config })).contains("no weights"));
 }
 
+/// A stream of another device is refused before memory is taken or a rank is told: the right one serves after it.
+#[test]
+fn streams_of_another_device_are_refused() {
+    let world = World::new(2, 0);
+    let mut holders = holders::<Bf16>(&world, &[Weight::new("w", [32, 16])]);
+    let error = invalid(holders[0].set.update(&world.streams[1]));
+    assert!(error.contains("use a stream of device"), "{error}");
+    for (holder, stream) in holders.iter_mut().zip(&world.streams) {
+        holder.publish(stream, 0).unwrap();
+    }
+}
+
 #[test]
 fn weights_that_cannot_be_shared_are_named() {
     let world = World::new(1, 0);

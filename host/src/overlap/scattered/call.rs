@@ -125,8 +125,8 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
 
     /// As [`ScatteredProduct::run`]; errors name `what` was called.
     pub fn run(&mut self, compute: &Stream, what: &'static str) -> Result<()> {
-        // Puts after a kernel that waits for the others' would be those that theirs wait for.
-        let is_apart = self.of.memory.0.out.raw() == compute.raw();
+        // On one stream, puts would come after a kernel of all rows, which waits for those of the others.
+        let is_apart = self.of.whole.is_some() && self.of.memory.0.out.raw() == compute.raw();
         let begun = self.send(compute, what, is_apart)?;
         self.sum(compute, &begun, what, is_apart)
     }

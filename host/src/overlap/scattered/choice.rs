@@ -10,14 +10,13 @@ use crate::gemm::{GemmConfig, GemmTile};
 use crate::overlap::choice::Rates;
 use crate::overlap::config::Cut;
 use crate::overlap::memory::PLACES;
+use crate::overlap::schedule::check_numbered;
 use crate::runtime::{Error, Result};
 
 /// Flags of a memory that say here that panels of other ranks are there.
 const SENT_FLAGS: u32 = PLACES as u32 * Cut::CHUNKS;
-/// Tiles a side: an entry of a list of tiles has 16 bits for each.
-const MOST_TILES: u64 = 1 << 16;
-/// Rows of so many of the smallest tiles.
-const MOST_ROWS: u64 = 128 * MOST_TILES;
+/// Rows of 2^16 of the smallest tiles: an entry of a list of tiles has 16 bits for each.
+const MOST_ROWS: u64 = 1 << 23;
 
 /// How a scattered product is done.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,14 +101,7 @@ impl ReduceScatterConfig {
         let (Some(of_own), Some(of_all)) = (of_own, of_all) else {
             return Err(invalid("no kernel that adds takes this layout: store B as its transpose, [n, k]".to_owned()));
         };
-        let is_listed = |tile: GemmTile, rows: u64| {
-            let ([height, width], cluster) = tile.size();
-            rows.div_ceil(height * cluster).max(product.n.div_ceil(width)) <= MOST_TILES
-        };
-        if !is_listed(of_own, self.rows(ranks)) {
-            let why = "its tiles are too many to be numbered in 16 bits a side: multiply in parts of fewer rows or columns";
-            return Err(invalid(why.to_owned()));
-        }
+        check_numbered(of_own, [self.rows(ranks), product.n]).map_err(invalid)?;
         let choices = self.panels.map_or(vec![1, 2, 3, 4, 6, 8], |panels| vec![panels]);
         let of = |is_fused| {
             let times = choices.iter().map(|panels| (*panels, self.time::<T, O>(ranks, rates, is_fused, *panels)));

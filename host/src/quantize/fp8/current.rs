@@ -167,7 +167,7 @@ impl<T: Fp8Number<Q>, Q: Fp8> CurrentScaling<T, Q> {
     /// hold it.
     ///
     /// # Errors
-    /// [`Error::Length`] unless `input` has the shape; as [`quantize_into`](Self::quantize_into).
+    /// [`Error::Length`] unless `input` has the shape; [`Error::Invalid`] for a pair of another shape; as [`quantize_into`](Self::quantize_into).
     pub fn quantize_both_into(
         &self,
         stream: &Stream,

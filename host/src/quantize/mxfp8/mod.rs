@@ -152,7 +152,7 @@ impl<T: Mxfp8Number<Q>, Q: Fp8> Mxfp8<T, Q> {
     /// 16-byte aligned addresses and by two over others.
     ///
     /// # Errors
-    /// [`Error::Length`] if a length does not match the shape; as [`Loaded::launch`].
+    /// [`Error::Invalid`] unless the pair's tensors are one of each direction and of one shape; [`Error::Length`] if a length does not match it; as [`Loaded::launch`].
     pub fn quantize_both_into(&self, stream: &Stream, input: DeviceView<'_, T>, pair: &mut Mxfp8Pair<Q>) -> Result<()> {
         let shape = pair.check("Mxfp8::quantize_both", input.len())?;
         let Mxfp8Pair { rows, columns } = pair;

@@ -290,7 +290,7 @@ impl<E: Addend> GradientScatter<E> {
     /// before is not kept. May be captured.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a weight of another set, one that was scattered in this step already, or a second buffer while one is out; as [`open`](Self::open), the first time;
+    /// [`Error::Invalid`] for a weight of another set, one that was scattered in this step already, a second buffer while one is out, or where a buffer of another length was assigned to a main gradient; as [`open`](Self::open), the first time;
     /// what ended the arena.
     pub fn buffer(&self, id: WeightId, compute: &Stream) -> Result<DeviceViewMut<'_, E>> {
         const WHAT: &str = "GradientScatter::buffer";

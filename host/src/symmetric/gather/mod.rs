@@ -106,8 +106,8 @@ pub trait ChunkedGather<T: Pod> {
     /// Begins an epoch: gathers the members' shards, after the work on them so far.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for the epoch before that was not released; [`Error::NotCapturable`](crate::Error::NotCapturable) in
-    /// a graph; a failure of the arena; an error of the driver.
+    /// [`Error::Invalid`](crate::Error::Invalid) for the epoch before that was not released, and where other buffers were assigned to those that [`shards`](Self::shards) lends;
+    /// [`Error::NotCapturable`](crate::Error::NotCapturable) in a graph; a failure of the arena; an error of the driver.
     #[track_caller]
     fn start(&mut self) -> Result<Ready<T>>;
 
