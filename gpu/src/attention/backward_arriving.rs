@@ -312,8 +312,7 @@ where
     }
     let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], heads.query_heads(), QUERIES * D)?;
     LaunchError::check_length("problem.sums.blocks", of_rank.div_ceil(queries), sums.blocks.into())?;
-    LaunchError::check_length("problem.tensors.offsets", blocks * queries, tensors.offsets.len())?;
-    LaunchError::check_length("problem.tensors.deltas", blocks * queries, tensors.deltas.len())?;
+    tensors.check(blocks * queries)?;
     let key_blocks = u64::from(visited.count);
     LaunchError::check_at_least("problem.visited.count", 1, key_blocks)?;
     let last = u64::from(visited.first) + key_blocks - 1;

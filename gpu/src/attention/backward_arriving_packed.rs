@@ -250,8 +250,7 @@ where
     LaunchError::check_limit("problem.slots.ranks", slots.ranks.into(), chunks.world.into())?;
     let query_heads = u64::from(heads.heads) * u64::from(heads.group);
     let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], query_heads, QUERIES * D)?;
-    LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
-    LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
+    tensors.check(blocks * QUERIES as u64)?;
     order.check()?;
     let of_sequence = u64::from(RANK_CHUNKS) * u64::from(chunks.world);
     LaunchError::check_length("problem.flags", u64::from(heads.heads.div_ceil(*section)) * of_sequence, flags.len())?;

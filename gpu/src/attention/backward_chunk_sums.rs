@@ -80,6 +80,7 @@ where
     let all = tiles.saturating_mul(args.heads.into()).saturating_mul(args.chunks.world.into());
     LaunchError::check_limit("chunks.sequences.key_rows", all, MOST_BLOCKS)?;
     LaunchError::check_length("slots", all * partial_elements(D as u64), args.slots.len())?;
+    LaunchError::check_alignment("slots", 16, args.slots.address())?;
     // What is after all sequences may end in one tile more.
     Ok(Grid { x: tiles as u32 + 1, y: args.heads, z: 2 })
 }

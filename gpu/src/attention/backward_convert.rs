@@ -74,6 +74,7 @@ where
     let blocks = args.sums.turns.len();
     LaunchError::check_multiple("sums.turns", u64::from(args.sums.blocks) * u64::from(args.heads), blocks)?;
     LaunchError::check_length("sums.values", blocks.saturating_mul((QUERIES * D) as u64), args.sums.values.len())?;
+    LaunchError::check_alignment("sums.values", 16, args.sums.values.address())?;
     LaunchError::check_limit("sums.turns", blocks, MOST_BLOCKS)?;
     Ok(Grid::x(blocks as u32))
 }

@@ -195,15 +195,16 @@ impl<T: RegisterElement, const D: usize, const QUERIES: usize, const MASKED: boo
         mask.check()?;
         let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], heads.query_heads(), QUERIES * D)?;
         LaunchError::check_length("problem.sums.blocks", mask.queries.div_ceil(QUERIES as u32).into(), sums.blocks.into())?;
-        LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
-        LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
+        tensors.check(blocks * QUERIES as u64)?;
         LaunchError::check_limit("problem.mask.keys", mask.keys.into(), MOST_KEYS)?;
         let key_blocks = u64::from(mask.keys.div_ceil(BACKWARD_KEYS as u32));
         order.check_heads(key_blocks)?;
         let tiles = heads.tile_heads().saturating_mul(key_blocks);
         LaunchError::check_limit("problem.mask.keys", tiles, MOST_BLOCKS)?;
         let in_parts = if gradients.is_some() { 0 } else { tiles * partial_elements(D as u64) };
-        LaunchError::check_length("problem.partials", in_parts, partials.as_ref().map_or(0, |partials| partials.len()))?;
+        let (length, address) = partials.as_ref().map_or((0, 0), |partials| (partials.len(), partials.address()));
+        LaunchError::check_length("problem.partials", in_parts, length)?;
+        LaunchError::check_alignment("problem.partials", 16, address)?;
         Ok(Grid::x(tiles.min(u64::from(device.multiprocessors)) as u32))
     }
 }

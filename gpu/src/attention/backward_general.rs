@@ -265,8 +265,7 @@ where
     window.check()?;
     let query_heads = u64::from(heads.heads) * u64::from(heads.group);
     let blocks = sums.check(["problem.sums.values", "problem.sums.turns", "problem.sums.blocks"], query_heads, QUERIES * D)?;
-    LaunchError::check_length("problem.tensors.offsets", blocks * QUERIES as u64, tensors.offsets.len())?;
-    LaunchError::check_length("problem.tensors.deltas", blocks * QUERIES as u64, tensors.deltas.len())?;
+    tensors.check(blocks * QUERIES as u64)?;
     order.check()?;
     let key_rows = u64::from(sequences.key_rows);
     LaunchError::check_limit("problem.sequences.key_rows", key_rows, MOST_KEYS)?;

@@ -104,6 +104,7 @@ impl KeyPartsArgument<'_> {
         LaunchError::check_limit("parts.key_blocks", tiles, MOST_BLOCKS)?;
         let used = if heads == 0 || key_blocks == 0 { 0 } else { tiles * partial_elements(size) };
         LaunchError::check_length("parts.values", used, self.values.len().min(used))?;
+        LaunchError::check_alignment("parts.values", 16, self.values.address())?;
         Ok(heads.into())
     }
 }

@@ -25,6 +25,17 @@ pub struct BackwardTensors<T: RegisterElement, const D: usize, const QUERIES: us
     pub deltas: Global<f32>,
 }
 
+impl<T: RegisterElement, const D: usize, const QUERIES: usize, const RANK: usize> BackwardTensorsArgument<'_, T, D, QUERIES, RANK> {
+    /// Statistics of so many queries, which bulk copies read.
+    pub(super) fn check(&self, queries: u64) -> Checked {
+        for (name, statistics) in [("problem.tensors.offsets", &self.offsets), ("problem.tensors.deltas", &self.deltas)] {
+            LaunchError::check_length(name, queries, statistics.len())?;
+            LaunchError::check_alignment(name, 16, statistics.address())?;
+        }
+        Ok(())
+    }
+}
+
 /// The gradients of keys and of values.
 #[derive(Clone, Copy, Parameter)]
 #[parameter(optional)]
@@ -94,6 +105,7 @@ impl QuerySumsArgument<'_> {
         let all = heads.saturating_mul(self.blocks.into());
         LaunchError::check_limit(blocks, all, MOST_BLOCKS)?;
         LaunchError::check_length(values, all * elements as u64, self.values.len())?;
+        LaunchError::check_alignment(values, 16, self.values.address())?;
         LaunchError::check_length(turns, all, self.turns.len())?;
         Ok(all)
     }

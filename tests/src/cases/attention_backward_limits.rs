@@ -1,13 +1,14 @@
-//! What the backward kernels refuse to be launched with: a section that has no order, a result that goes nowhere or to two tensors.
+//! What the backward kernels refuse to be launched with: a section that has no order, a result that goes nowhere or to two tensors, what bulk copies cannot read.
 
 use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::attention::{
-    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvertGeneral, AttentionBackwardConvertGeneralArgs,
-    AttentionBackwardGeneral, AttentionBackwardGeneralArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, BACKWARD_KEYS,
-    BackwardTensorsArgument, DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeySumsArgument, Mask,
+    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardConvertGeneral,
+    AttentionBackwardConvertGeneralArgs, AttentionBackwardGeneral, AttentionBackwardGeneralArgs, AttentionBackwardPortable,
+    AttentionBackwardPortableArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, BACKWARD_KEYS, BackwardTensorsArgument,
+    DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, Mask,
     PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, QuerySumsArgument, QueryTargetArgument, Scores,
-    SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window,
+    SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window, partial_elements,
 };
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::Swizzle128;
@@ -19,6 +20,7 @@ use crate::case::{Case, Outcome, Size, stream, text};
 pub fn cases() -> Vec<Case> {
     vec![
         Case::new("attention_backward::refused::arguments", Size::Small, dense),
+        Case::new("attention_backward::refused::sums", Size::Small, sums),
         Case::new("attention_backward_general::refused::arguments", Size::Small, general),
         Case::new("attention_backward_general::refused::arguments::queries", Size::Small, queries),
         Case::new("attention_backward_portable::refused::arguments", Size::Small, portable),
@@ -30,6 +32,11 @@ const QUERIES: usize = 128;
 /// No factor that matters, no cap.
 const SCORES: Scores = Scores { scale: 1.0, cap_limit: 0.0, cap_factor: 0.0 };
 const ALL: Window = Window { left: FAR, right: FAR, top_left: false };
+
+/// The elements of statistics, of sums and of parts of gradients: a block of queries, or a tile of keys, for each of four heads.
+const OF_STATISTICS: u64 = 4 * QUERIES as u64;
+const OF_SUMS: u64 = OF_STATISTICS * 64;
+const OF_PARTIALS: u64 = 4 * partial_elements(64);
 
 /// Two batches of two heads of three queries and keys.
 fn dense(runtime: &Runtime) -> Outcome {
@@ -43,23 +50,25 @@ fn dense(runtime: &Runtime) -> Outcome {
     let k = text(TensorMap::<_, BACKWARD_KEYS, 64, Swizzle128, 4>::strided(&stream, tensor.view(), rows))?;
     let mut grad_k = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, grad_k.view_mut(), rows))?;
     let mut grad_v = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, grad_v.view_mut(), rows))?;
-    let statistics = text(Buffer::<f32>::zeros(&stream, 4 * QUERIES as u64))?;
-    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, 4 * QUERIES as u64 * 64))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let statistics = text(Buffer::<f32>::zeros(&stream, OF_STATISTICS + 1))?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, OF_SUMS + 1))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let mut partials = text(Buffer::<f32>::zeros(&stream, OF_PARTIALS + 1))?;
     let mut counter = text(Buffer::<u32>::zeros(&stream, 2))?;
-    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
-        let mut counter = counter.view_mut();
+    let mut launch_at = |[offsets, deltas, of_sums]: [u64; 3], in_parts: Option<u64>, counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let (mut counter, mut sums, mut partials) = (counter.view_mut(), sums.view_mut(), partials.view_mut());
+        let gradients = KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() };
         let mut problem = Problem {
             tensors: BackwardTensorsArgument {
                 q: q.view(),
                 grad_out: q.view(),
                 k: k.view(),
                 v: k.view(),
-                offsets: statistics.view(),
-                deltas: statistics.view(),
+                offsets: statistics.view().slice(offsets, offsets + OF_STATISTICS),
+                deltas: statistics.view().slice(deltas, deltas + OF_STATISTICS),
             },
-            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: 1 },
-            gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
-            partials: None,
+            sums: QuerySumsArgument { values: sums.slice_mut(of_sums, of_sums + OF_SUMS), turns: turns.view_mut(), blocks: 1 },
+            gradients: in_parts.is_none().then_some(gradients),
+            partials: in_parts.map(|begin| partials.slice_mut(begin, begin + OF_PARTIALS)),
             heads: KeyHeads { batches: 2, heads: 2, group: 1, splits: 1, step: 0 },
             mask: Mask { queries: 3, keys: 3, first: -FAR, last: FAR },
             order: KeyOrderArgument { counter: counter.slice_mut(0, counters), section: 1, ordered: false },
@@ -68,6 +77,12 @@ fn dense(runtime: &Runtime) -> Outcome {
         change(&mut problem);
         kernel.launch(&stream, AttentionBackwardArgs { problem })
     };
+    text(launch_at([0; 3], Some(0), 1, &|_| {}))?;
+    refuses("problem.tensors.offsets", launch_at([1, 0, 0], None, 1, &|_| {}))?;
+    refuses("problem.tensors.deltas", launch_at([0, 1, 0], None, 1, &|_| {}))?;
+    refuses("problem.sums.values", launch_at([0, 0, 1], None, 1, &|_| {}))?;
+    refuses("problem.partials", launch_at([0; 3], Some(1), 1, &|_| {}))?;
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| launch_at([0; 3], None, counters, change);
     text(launch(1, &|_| {}))?;
     // More heads than there are.
     text(launch(1, &|problem| problem.order.section = i32::MAX as u32))?;
@@ -81,6 +96,36 @@ fn dense(runtime: &Runtime) -> Outcome {
         refuses(name, launch(1, &change))?;
     }
     Ok(())
+}
+
+/// What comes after the kernel of dense tensors: sums and parts that do not begin at a multiple of 16 bytes.
+fn sums(runtime: &Runtime) -> Outcome {
+    let rows = Strided { shape: [2, 2, 3, 64], strides: [384, 192, 64, 1] };
+    let stream = stream(runtime)?;
+    let (mut first, mut second) = (text(Buffer::<bf16>::zeros(&stream, 768))?, text(Buffer::<bf16>::zeros(&stream, 768))?);
+    let mut queries = text(Buffer::<bf16>::zeros(&stream, 768))?;
+    let mut grad_q = text(TensorMapMut::<_, QUERIES, 64, Swizzle128, 4>::strided(&stream, queries.view_mut(), rows))?;
+    let convert = text(runtime.load::<AttentionBackwardConvert<bf16, 64, QUERIES, 64>>())?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, OF_SUMS + 1))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let mut launch = |begin: u64| {
+        let mut values = sums.view_mut();
+        let sums = QuerySumsArgument { values: values.slice_mut(begin, begin + OF_SUMS), turns: turns.view_mut(), blocks: 1 };
+        convert.launch(&stream, AttentionBackwardConvertArgs { sums, grad_q: grad_q.view_mut(), heads: 2, scale: 1.0 })
+    };
+    text(launch(0))?;
+    refuses("sums.values", launch(1))?;
+    let mut grad_k = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, first.view_mut(), rows))?;
+    let mut grad_v = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 4>::strided(&stream, second.view_mut(), rows))?;
+    let reduce = text(runtime.load::<AttentionBackwardReduce<bf16, 64>>())?;
+    let mut partials = text(Buffer::<f32>::zeros(&stream, OF_PARTIALS + 1))?;
+    let mut launch = |begin: u64| {
+        let (mut values, gradients) = (partials.view_mut(), KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() });
+        let values = values.slice_mut(begin, begin + OF_PARTIALS);
+        let parts = KeyPartsArgument { values, splits: 1, heads: 4, key_blocks: 1, split_step: 4, head_step: 1 };
+        reduce.launch(&stream, AttentionBackwardReduceArgs { parts, gradients, heads: 2 })
+    };
+    text(launch(0))?;
+    refuses("parts.values", launch(1))
 }
 
 /// Packed: two sequences of two queries and two keys, two heads of 16 elements.
@@ -101,21 +146,21 @@ fn general(runtime: &Runtime) -> Outcome {
     let k = text(TensorMap::<_, BACKWARD_KEYS, 64, Swizzle128, 5>::sequences(&stream, tensor.view(), SEQUENCES))?;
     let mut grad_k = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 5>::sequences(&stream, grad_k.view_mut(), SEQUENCES))?;
     let mut grad_v = text(TensorMapMut::<_, WARPGROUP_KEYS, 64, Swizzle128, 5>::sequences(&stream, grad_v.view_mut(), SEQUENCES))?;
-    let statistics = text(Buffer::<f32>::zeros(&stream, ROWS))?;
-    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, ROWS * 64))?, text(Buffer::<u32>::zeros(&stream, 4))?);
+    let statistics = text(Buffer::<f32>::zeros(&stream, ROWS + 1))?;
+    let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, ROWS * 64 + 1))?, text(Buffer::<u32>::zeros(&stream, 4))?);
     let (mut counter, ends) = (text(Buffer::<u32>::zeros(&stream, 2))?, text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?);
-    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
-        let mut counter = counter.view_mut();
+    let mut launch_at = |[offsets, deltas, of_sums]: [u64; 3], counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+        let (mut counter, mut sums) = (counter.view_mut(), sums.view_mut());
         let mut problem = Problem {
             tensors: BackwardTensorsArgument {
                 q: q.view(),
                 grad_out: q.view(),
                 k: k.view(),
                 v: k.view(),
-                offsets: statistics.view(),
-                deltas: statistics.view(),
+                offsets: statistics.view().slice(offsets, offsets + ROWS),
+                deltas: statistics.view().slice(deltas, deltas + ROWS),
             },
-            sums: QuerySumsArgument { values: sums.view_mut(), turns: turns.view_mut(), blocks: BLOCKS },
+            sums: QuerySumsArgument { values: sums.slice_mut(of_sums, of_sums + ROWS * 64), turns: turns.view_mut(), blocks: BLOCKS },
             gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
             added: Some(KeySumsArgument { k: sum_k.view_mut(), v: sum_v.view_mut(), size: 16, value_size: 16 }),
             grad_scale: 1.0,
@@ -128,6 +173,12 @@ fn general(runtime: &Runtime) -> Outcome {
         change(&mut problem);
         kernel.launch(&stream, AttentionBackwardGeneralArgs { problem })
     };
+    for (name, starts) in
+        [("problem.tensors.offsets", [1, 0, 0]), ("problem.tensors.deltas", [0, 1, 0]), ("problem.sums.values", [0, 0, 1])]
+    {
+        refuses(name, launch_at(starts, 1, &|problem| problem.added = None))?;
+    }
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| launch_at([0; 3], counters, change);
     text(launch(1, &|problem| problem.gradients = None))?;
     text(launch(1, &|problem| problem.added = None))?;
     // Keys of a section: any number of them is right.
