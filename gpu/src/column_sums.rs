@@ -25,7 +25,7 @@ struct Shared {
 #[instances(T = [bf16, f16, f32])]
 pub fn column_sums<T: Float + Pod>(matrix: Global<f32>, output: GlobalMut<T>) {
     let (columns, lane, this_warp) = (output.len(), thread::lane(), thread::warp());
-    let column = u64::from(block::index()[0] * warp::LANES + lane);
+    let column = u64::from(block::index()[0]) * u64::from(warp::LANES) + u64::from(lane);
     let sums = Shared::claim().sums;
     let mut sum = 0.0;
     if column < columns {
