@@ -318,6 +318,8 @@ where
         LaunchError::check_length(name, rows.saturating_mul(size), sum.len())?;
         LaunchError::check_alignment(name, 8, sum.address())?;
     }
+    let fixed_rows = if OF_KEYS { key_rows } else { query_rows };
+    LaunchError::check_limit("target.row_tiles", (*row_tiles).into(), u64::from(fixed_rows).div_ceil(PORTABLE_ROWS as u64))?;
     let tile_heads = if OF_KEYS { heads / group.max(1) } else { heads };
     let blocks = u64::from(tile_heads).saturating_mul(batches.into()).saturating_mul((*row_tiles).into());
     LaunchError::check_limit("target.row_tiles", blocks, MOST_BLOCKS)?;

@@ -242,14 +242,14 @@ fn portable(runtime: &Runtime) -> Outcome {
     let (mut grad, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
     let (mut sum, mut sum_v) = (text(Buffer::<f32>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
     let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
-    let mut launch = |keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
+    let mut launch_tiles = |row_tiles: u32, keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
         let target = PortableTargetArgument {
             grad: rounded.then(|| grad.view_mut()),
             grad_v: rounded_v.then(|| grad_v.view_mut()),
             grad_sum: added.then(|| sum.view_mut()),
             grad_v_sum: added_v.then(|| sum_v.view_mut()),
             scale: 1.0,
-            row_tiles: 1,
+            row_tiles,
         };
         let (tensor, statistics, sequences) = (tensor.view(), statistics.view(), sequences(ends.view()));
         match keys {
@@ -257,6 +257,10 @@ fn portable(runtime: &Runtime) -> Outcome {
             false => of_queries.launch(&stream, portable_args(tensor, statistics, sequences, target)),
         }
     };
+    // No sequence has more rows than the tensor.
+    refuses("target.row_tiles", launch_tiles(2, true, [true, true, false, false]))?;
+    refuses("target.row_tiles", launch_tiles(2, false, [true, false, false, false]))?;
+    let mut launch = |keys: bool, given: [bool; 4]| launch_tiles(1, keys, given);
     text(launch(true, [true, true, false, false]))?;
     text(launch(true, [false, false, true, true]))?;
     text(launch(false, [true, false, false, false]))?;
