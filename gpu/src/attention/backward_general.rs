@@ -273,6 +273,7 @@ where
     if let Some(KeySumsArgument { k, v, size, value_size }) = added {
         let row_heads = if heads.step == 0 { heads.heads.into() } else { heads.tile_heads() };
         for (name, sum, size) in [("problem.added.k", k, *size), ("problem.added.v", v, *value_size)] {
+            LaunchError::check_multiple(name, 8, size.into())?;
             LaunchError::check_limit(name, size.into(), D as u64)?;
             LaunchError::check_length(name, (key_rows * row_heads).saturating_mul(size.into()), sum.len())?;
             LaunchError::check_alignment(name, 8, sum.address())?;

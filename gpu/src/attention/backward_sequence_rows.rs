@@ -150,6 +150,7 @@ where
     args.heads.check()?;
     let row_heads = args.heads.of_row()?;
     args.sums.check(["sums.values", "sums.turns", "sums.blocks"], heads.into(), QUERIES * D)?;
+    LaunchError::check_multiple("target.size", 8, args.target.size.into())?;
     LaunchError::check_limit("target.size", args.target.size.into(), D as u64)?;
     check_one("target.rounded", [args.target.rounded.is_some(), args.target.added.is_some()])?;
     if let Some(added) = &args.target.added {

@@ -120,6 +120,9 @@ fn deltas_grid<T: Float + Pod>(args: &AttentionBackwardDeltasArgs<'_, T>, _: &De
     }
     LaunchError::check_multiple("deltas", u64::from(*rows) * u64::from(*heads), deltas)?;
     LaunchError::check_limit("result.lanes", (*lanes).into(), 32)?;
+    // Lanes that are no power of two are to be padded to the next one.
+    LaunchError::check_multiple("result.lanes", lanes.next_power_of_two().into(), (*lanes).into())?;
+    LaunchError::check_multiple("result.size", Vector::<T>::LANES as u64, (*size).into())?;
     LaunchError::check_limit("result.size", (*size).into(), u64::from(*lanes) * Vector::<T>::LANES as u64)?;
     LaunchError::check_limit("deltas", deltas, MOST_BLOCKS)?;
     Grid::cover("deltas", deltas, THREADS / (*lanes).max(1))

@@ -468,6 +468,7 @@ where
     if let Some(KeySumsArgument { k, v, size, value_size }) = &target.added {
         let rows = u64::from(tensors.sequences.key_rows) * (tensors.heads.of_row()? / u64::from(tensors.heads.group).max(1));
         for (name, sum, size, most) in [("target.added.k", k, *size, D), ("target.added.v", v, *value_size, V)] {
+            LaunchError::check_multiple(name, 8, size.into())?;
             LaunchError::check_limit(name, size.into(), most as u64)?;
             LaunchError::check_length(name, rows.saturating_mul(size.into()), sum.len())?;
             LaunchError::check_alignment(name, 8, sum.address())?;

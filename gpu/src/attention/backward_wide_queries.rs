@@ -224,6 +224,7 @@ where
     let AttentionBackwardWideQueriesArgs { tensors, target, order } = args;
     let tiles = tensors.check(order, false, QUERIES.into())?;
     check_one("target.rounded", [target.rounded.is_some(), target.added.is_some()])?;
+    LaunchError::check_multiple("target.size", 8, target.size.into())?;
     LaunchError::check_limit("target.size", target.size.into(), D as u64)?;
     if let Some(added) = &target.added {
         let rows = u64::from(tensors.sequences.query_rows).saturating_mul(tensors.heads.of_row()?);

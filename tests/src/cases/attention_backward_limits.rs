@@ -4,11 +4,12 @@ use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::attention::{
     AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardConvertGeneral,
-    AttentionBackwardConvertGeneralArgs, AttentionBackwardGeneral, AttentionBackwardGeneralArgs, AttentionBackwardPortable,
-    AttentionBackwardPortableArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, BACKWARD_KEYS, BackwardTensorsArgument,
-    DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads, KeyOrderArgument, KeyPartsArgument, KeySumsArgument, Mask,
-    PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument, QuerySumsArgument, QueryTargetArgument, Scores,
-    SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window, partial_elements,
+    AttentionBackwardConvertGeneralArgs, AttentionBackwardDeltas, AttentionBackwardDeltasArgs, AttentionBackwardGeneral,
+    AttentionBackwardGeneralArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, AttentionBackwardReduce,
+    AttentionBackwardReduceArgs, BACKWARD_KEYS, BackwardTensorsArgument, DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads,
+    KeyOrderArgument, KeyPartsArgument, KeySumsArgument, Mask, PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument,
+    QuerySumsArgument, QueryTargetArgument, ResultRowsArgument, Scores, SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window,
+    partial_elements,
 };
 use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::Swizzle128;
@@ -24,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("attention_backward_general::refused::arguments", Size::Small, general),
         Case::new("attention_backward_general::refused::arguments::queries", Size::Small, queries),
         Case::new("attention_backward_portable::refused::arguments", Size::Small, portable),
+        Case::new("attention_backward_deltas::refused::arguments", Size::Small, deltas),
     ]
 }
 
@@ -149,36 +151,42 @@ fn general(runtime: &Runtime) -> Outcome {
     let statistics = text(Buffer::<f32>::zeros(&stream, ROWS + 1))?;
     let (mut sums, mut turns) = (text(Buffer::<f32>::zeros(&stream, ROWS * 64 + 1))?, text(Buffer::<u32>::zeros(&stream, 4))?);
     let (mut counter, ends) = (text(Buffer::<u32>::zeros(&stream, 2))?, text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?);
-    let mut launch_at = |[offsets, deltas, of_sums]: [u64; 3], counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
-        let (mut counter, mut sums) = (counter.view_mut(), sums.view_mut());
-        let mut problem = Problem {
-            tensors: BackwardTensorsArgument {
-                q: q.view(),
-                grad_out: q.view(),
-                k: k.view(),
-                v: k.view(),
-                offsets: statistics.view().slice(offsets, offsets + ROWS),
-                deltas: statistics.view().slice(deltas, deltas + ROWS),
-            },
-            sums: QuerySumsArgument { values: sums.slice_mut(of_sums, of_sums + ROWS * 64), turns: turns.view_mut(), blocks: BLOCKS },
-            gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
-            added: Some(KeySumsArgument { k: sum_k.view_mut(), v: sum_v.view_mut(), size: 16, value_size: 16 }),
-            grad_scale: 1.0,
-            sequences: sequences(ends.view()),
-            heads: KeyHeads { batches: 2, heads: 2, group: 1, splits: 1, step: 0 },
-            window: ALL,
-            scores: SCORES,
-            order: KeyOrderArgument { counter: counter.slice_mut(0, counters), section: 2, ordered: false },
+    let mut launch_at =
+        |[offsets, deltas, of_sums]: [u64; 3], [size, value_size]: [u32; 2], counters: u64, change: &dyn Fn(&mut Problem<'_>)| {
+            let (mut counter, mut sums) = (counter.view_mut(), sums.view_mut());
+            let (mut sum_k, mut sum_v) = (sum_k.view_mut(), sum_v.view_mut());
+            let (sum_k, sum_v) = (sum_k.slice_mut(0, 8 * u64::from(size)), sum_v.slice_mut(0, 8 * u64::from(value_size)));
+            let mut problem = Problem {
+                tensors: BackwardTensorsArgument {
+                    q: q.view(),
+                    grad_out: q.view(),
+                    k: k.view(),
+                    v: k.view(),
+                    offsets: statistics.view().slice(offsets, offsets + ROWS),
+                    deltas: statistics.view().slice(deltas, deltas + ROWS),
+                },
+                sums: QuerySumsArgument { values: sums.slice_mut(of_sums, of_sums + ROWS * 64), turns: turns.view_mut(), blocks: BLOCKS },
+                gradients: Some(KeyGradientsArgument { k: grad_k.view_mut(), v: grad_v.view_mut() }),
+                added: Some(KeySumsArgument { k: sum_k, v: sum_v, size, value_size }),
+                grad_scale: 1.0,
+                sequences: sequences(ends.view()),
+                heads: KeyHeads { batches: 2, heads: 2, group: 1, splits: 1, step: 0 },
+                window: ALL,
+                scores: SCORES,
+                order: KeyOrderArgument { counter: counter.slice_mut(0, counters), section: 2, ordered: false },
+            };
+            change(&mut problem);
+            kernel.launch(&stream, AttentionBackwardGeneralArgs { problem })
         };
-        change(&mut problem);
-        kernel.launch(&stream, AttentionBackwardGeneralArgs { problem })
-    };
     for (name, starts) in
         [("problem.tensors.offsets", [1, 0, 0]), ("problem.tensors.deltas", [0, 1, 0]), ("problem.sums.values", [0, 0, 1])]
     {
-        refuses(name, launch_at(starts, 1, &|problem| problem.added = None))?;
+        refuses(name, launch_at(starts, [16; 2], 1, &|problem| problem.added = None))?;
     }
-    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| launch_at([0; 3], counters, change);
+    // Sums as long as such rows ask for.
+    refuses("problem.added.k", launch_at([0; 3], [12, 16], 1, &|problem| problem.gradients = None))?;
+    refuses("problem.added.v", launch_at([0; 3], [16, 12], 1, &|problem| problem.gradients = None))?;
+    let mut launch = |counters: u64, change: &dyn Fn(&mut Problem<'_>)| launch_at([0; 3], [16; 2], counters, change);
     text(launch(1, &|problem| problem.gradients = None))?;
     text(launch(1, &|problem| problem.added = None))?;
     // Keys of a section: any number of them is right.
@@ -210,6 +218,7 @@ fn queries(runtime: &Runtime) -> Outcome {
     };
     text(launch(&|args| args.target.rounded = None))?;
     text(launch(&|args| args.target.added = None))?;
+    refuses("target.size", launch(&|args| (args.target.rounded, args.target.size) = (None, 12)))?;
     refuses("target.rounded", launch(&|_| {}))?;
     refuses("target.rounded", launch(&|args| (args.target.rounded, args.target.added) = (None, None)))
 }
@@ -272,4 +281,22 @@ fn portable(runtime: &Runtime) -> Outcome {
     refuses("target.grad_v", launch(true, [true, false, false, false]))?;
     refuses("target.grad_v", launch(true, [false, false, true, false]))?;
     refuses("target.grad_v", launch(true, [true, true, false, true]))
+}
+
+/// Three heads of two rows.
+fn deltas(runtime: &Runtime) -> Outcome {
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionBackwardDeltas<bf16>>())?;
+    let (result, mut deltas) = (text(Buffer::<bf16>::zeros(&stream, 6 * 24))?, text(Buffer::<f32>::zeros(&stream, 6))?);
+    let mut launch = |size: u32, lanes: u32| {
+        let of_result = result.view().slice(0, 6 * u64::from(size));
+        let result = ResultRowsArgument { out: of_result, grad_out: of_result, rows: 2, heads: 3, size, lanes };
+        kernel.launch(&stream, AttentionBackwardDeltasArgs { result, deltas: deltas.view_mut() })
+    };
+    text(launch(16, 2))?;
+    text(launch(24, 4))?;
+    refuses("result.size", launch(12, 2))?;
+    refuses("result.size", launch(24, 2))?;
+    refuses("result.lanes", launch(24, 3))?;
+    refuses("result.lanes", launch(24, 64))
 }

@@ -9,7 +9,7 @@
 //! | `gathered_product`, `gemm_gathered_limits`, `gemm_scattered` | a product of which an operand arrives, for the others; flags that do not come, and what is refused; parts that arrive and are added, and tiles that leave |
 //! | `conformance_parameters` | conformance kernels whose parameters are structs |
 //! | `attention`, `attention_general`, `attention_nan` | forward attention: dense tensors; any layout and option; values that are NaN |
-//! | `attention_limits`, `attention_backward_limits` | what the forward and the backward kernels refuse |
+//! | `attention_limits`, `attention_backward_limits`, `attention_backward_limits_wide` | what the forward kernels refuse, the backward ones, and those of wide heads |
 //! | `attention_heads` | tensors with strides, and parts of them |
 //! | `attention_arriving`, `attention_arriving_packed` | attention of a rank whose keys arrive while the kernel runs; of packed sequences |
 //! | `attention_ring`, `attention_steps` | steps of a ring: merged in place; first, middle and last ones |
@@ -38,6 +38,7 @@ mod attention_arriving_packed;
 mod attention_backward;
 mod attention_backward_general;
 mod attention_backward_limits;
+mod attention_backward_limits_wide;
 mod attention_backward_pass;
 mod attention_backward_portable;
 mod attention_backward_wide;
@@ -135,6 +136,7 @@ pub fn all() -> Vec<Case> {
         attention_arriving::cases(),
         attention_arriving_packed::cases(),
         attention_backward_limits::cases(),
+        attention_backward_limits_wide::cases(),
         attention_backward_portable::cases(),
         attention_backward_wide::cases(),
         attention_fp8::cases(),
