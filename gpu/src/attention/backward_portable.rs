@@ -115,7 +115,7 @@ pub fn attention_backward_portable<T: RegisterElement, const PANELS: usize, cons
     let tile = if OF_KEYS { index / all_heads } else { row_tiles - 1 - index / all_heads };
     let row = tile * PORTABLE_ROWS as u32;
 
-    let sequence = sequences.get(batch);
+    let sequence = sequences.get(batch).cut(statistics.rows);
     let written = if OF_KEYS { sequences.key_rows(batch, &sequence) } else { sequence.rows };
     if row >= written {
         return;

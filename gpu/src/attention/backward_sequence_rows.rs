@@ -36,7 +36,7 @@ pub fn attention_backward_blocks(queries: QueryStatistics, statistics: BlockStat
     let [mut offset, mut delta] = [f32::NEG_INFINITY, 0.0];
     // The divisor is not zero, as there is an element; `max(1)` saves its check.
     if let Some(QueryBlock { batch, index, .. }) = query_blocks.get(at / size.max(1)) {
-        let sequence = query_blocks.limit(batch, sequences.without_diagonals().get(batch));
+        let sequence = query_blocks.limit(batch, sequences.without_diagonals().get(batch)).cut(queries.rows);
         let row = index * size + at % size.max(1);
         if row < sequence.queries {
             [offset, delta] = queries.load(queries.place([batch, head, heads.heads], &sequences, sequence.query_offset, row));

@@ -150,7 +150,7 @@ pub fn attention_backward_sink(
     let score = sink.load(head.into()) * LOG2_E;
     let mut sum = 0.0;
     for batch in 0..batches {
-        let sequence = sequences.without_diagonals().get(batch);
+        let sequence = sequences.without_diagonals().get(batch).cut(statistics.rows);
         let first = statistics.place([batch, head, heads], &sequences, sequence.query_offset, 0);
         let mut row = thread::index();
         while row < sequence.queries {

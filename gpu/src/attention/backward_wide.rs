@@ -123,14 +123,16 @@ impl<T: RegisterElement, const D: usize, const V: usize, const QUERIES: usize, c
     #[inline(always)]
     pub(super) fn tiles<const OF_KEYS: bool, const TILE_ROWS: u32>(&self, section_rows: u32) -> WideTiles<OF_KEYS, TILE_ROWS> {
         let heads = if OF_KEYS { self.key_heads() } else { self.heads.heads };
-        let Self { sequences, window, heads: Heads { batches, .. }, .. } = *self;
-        WideTiles { sequences, window, batches, heads, section_rows, batch: 0, before: 0 }
+        let Self { statistics: QueryStatistics { rows: statistics_rows, .. }, sequences, window, heads: Heads { batches, .. }, .. } = *self;
+        WideTiles { sequences, statistics_rows, window, batches, heads, section_rows, batch: 0, before: 0 }
     }
 }
 
 /// The tiles of one side, one sequence after the other, each as [`KeySchedule`] has it. One thread walks along them.
 pub(super) struct WideTiles<const OF_KEYS: bool, const TILE_ROWS: u32> {
     sequences: Sequences,
+    /// [`QueryStatistics::rows`].
+    statistics_rows: u32,
     window: Window,
     batches: u32,
     /// Heads of that side.
@@ -148,7 +150,7 @@ impl<const OF_KEYS: bool, const TILE_ROWS: u32> WideTiles<OF_KEYS, TILE_ROWS> {
     fn tile(&mut self, index: u32) -> Option<SequenceTile> {
         while self.batch < self.batches {
             let batch = self.batch;
-            let sequence = self.sequences.get(batch);
+            let sequence = self.sequences.get(batch).cut(self.statistics_rows);
             let Sequence { queries, rows, keys, query_offset, key_offset, .. } = sequence;
             let (written, passing) = if OF_KEYS { (self.sequences.key_rows(batch, &sequence), queries) } else { (rows, keys) };
             let section = (self.section_rows / passing.max(1)).clamp(1, self.heads.max(1));

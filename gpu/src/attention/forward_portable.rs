@@ -67,7 +67,7 @@ pub fn attention_forward_portable<T: RegisterElement, const D: usize>(
 {
     let Shared { queries, keys, values } = Shared::<T, D>::claim();
     let tile = tile_of_block(&heads, row_tiles, ROWS);
-    let (row, sequence) = (tile.row, sequences.get(tile.batch));
+    let (row, sequence) = (tile.row, sequences.get(tile.batch).cut(results.log_sum_exp.rows));
     if row >= sequence.rows {
         return;
     }

@@ -83,12 +83,7 @@ pub fn attention_forward_portable_general<T: RegisterElement, const PANELS: usiz
     let Shared { queries, stages } = Shared::<T, PANELS, KEYS>::claim();
     let (tile, group) = (tile_of_block(&heads, row_tiles, PORTABLE_ROWS), heads.group.max(1));
     let SizedInputs { size, value_size, .. } = inputs;
-    let (Tile { row, head, batch }, mut sequence) = (tile, sequences.get(tile.batch));
-    if results.log_sum_exp.rows != 0 {
-        // Whatever the arrays say, there is no more room in the log-sum-exp.
-        let most = results.log_sum_exp.rows;
-        (sequence.queries, sequence.rows) = (sequence.queries.min(most), sequence.rows.min(most));
-    }
+    let (Tile { row, head, batch }, sequence) = (tile, sequences.get(tile.batch).cut(results.log_sum_exp.rows));
     if row < sequence.rows {
         let mask = window.of(&sequence);
         let rows = Span { begin: row, end: row + PORTABLE_ROWS as u32 };

@@ -207,7 +207,7 @@ where
     #[inline(always)]
     #[track_caller]
     fn store(&self, item: &Item, row: u32, sum: RegisterTile<D>, finished: Finished, staging: Part<bf16, D>, part: u32) {
-        let Item { tile, sequence: Sequence { queries, rows, query_offset: first, .. } } = *item;
+        let (tile, Sequence { queries, rows, query_offset: first, .. }) = (item.tile, item.sequence.cut(self.log_rows));
         let head = self.heads.of(tile.batch, tile.head);
         let statistics = match self.log_rows {
             0 => u64::from(tile.head) * u64::from(self.sequences.query_rows) + u64::from(first),

@@ -194,7 +194,7 @@ where
         finished: Finished,
         staging: Staging<T, D, Self::Staging<G>>,
     ) {
-        let Item { tile, sequence: Sequence { queries, rows, query_offset, .. } } = *item;
+        let (tile, Sequence { queries, rows, query_offset, .. }) = (item.tile, item.sequence.cut(self.log_rows));
         let (finished, head) = (finished.of_rows(|half| row + register_tile::row(half) < queries), self.heads.of(tile.batch, tile.head));
         if self.max_logit.is_some() {
             Workspace { words: self.workspace }.raise(tile.head, finished.largest_of_warp());

@@ -63,6 +63,14 @@ impl Sequence {
         let diagonal = keys.cast_signed() - queries.cast_signed();
         Self { queries, rows: queries, keys, query_offset: 0, key_offset: 0, diagonal }
     }
+
+    /// The same where statistics have `rows` rows for each sequence, if that is not 0: what is beyond is cut, whatever the arrays say.
+    #[inline(always)]
+    #[must_use]
+    pub fn cut(self, rows: u32) -> Self {
+        let most = if rows == 0 { u32::MAX } else { rows };
+        Self { queries: self.queries.min(most), rows: self.rows.min(most), ..self }
+    }
 }
 
 impl Sequences {

@@ -3,10 +3,11 @@
 use oxtile::tensor::{SequenceRows, Strided, TensorMap, TensorMapMut};
 use oxtile::{Buffer, Runtime};
 use oxtile_kernels::attention::{
-    AttentionBackward, AttentionBackwardArgs, AttentionBackwardConvert, AttentionBackwardConvertArgs, AttentionBackwardConvertGeneral,
-    AttentionBackwardConvertGeneralArgs, AttentionBackwardDeltas, AttentionBackwardDeltasArgs, AttentionBackwardGeneral,
-    AttentionBackwardGeneralArgs, AttentionBackwardPortable, AttentionBackwardPortableArgs, AttentionBackwardReduce,
-    AttentionBackwardReduceArgs, BACKWARD_KEYS, BackwardTensorsArgument, DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads,
+    AttentionBackward, AttentionBackwardArgs, AttentionBackwardBlocks, AttentionBackwardBlocksArgs, AttentionBackwardConvert,
+    AttentionBackwardConvertArgs, AttentionBackwardConvertGeneral, AttentionBackwardConvertGeneralArgs, AttentionBackwardDeltas,
+    AttentionBackwardDeltasArgs, AttentionBackwardGeneral, AttentionBackwardGeneralArgs, AttentionBackwardPortable,
+    AttentionBackwardPortableArgs, AttentionBackwardReduce, AttentionBackwardReduceArgs, AttentionBackwardSink, AttentionBackwardSinkArgs,
+    BACKWARD_KEYS, BackwardTensorsArgument, BlockStatisticsArgument, DenseKeysArgument, FAR, Heads, KeyGradientsArgument, KeyHeads,
     KeyOrderArgument, KeyPartsArgument, KeySumsArgument, Mask, PortableTargetArgument, PortableTensorsArgument, QueryStatisticsArgument,
     QuerySumsArgument, QueryTargetArgument, ResultRowsArgument, Scores, SequenceKeysArgument, SequencesArgument, WARPGROUP_KEYS, Window,
     partial_elements,
@@ -15,8 +16,8 @@ use oxtile_tile::launch::DeviceView;
 use oxtile_tile::layout::Swizzle128;
 use oxtile_tile::num::bf16;
 
-use super::attention_limits::{refuses, sequences};
-use crate::case::{Case, Outcome, Size, stream, text};
+use super::attention_limits::{LATE, refuses, sequences};
+use crate::case::{Case, Outcome, Size, equal, stream, text};
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -26,6 +27,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("attention_backward_general::refused::arguments::queries", Size::Small, queries),
         Case::new("attention_backward_portable::refused::arguments", Size::Small, portable),
         Case::new("attention_backward_deltas::refused::arguments", Size::Small, deltas),
+        Case::new("attention_backward_blocks::rows_without_room", Size::Small, without_room),
     ]
 }
 
@@ -228,13 +230,13 @@ type PortableArgs<'a, const OF_KEYS: bool> = AttentionBackwardPortableArgs<'a, b
 /// The arguments of either kernel.
 fn portable_args<'a, const OF_KEYS: bool>(
     tensor: DeviceView<'a, bf16>,
-    statistics: DeviceView<'a, f32>,
+    (statistics, rows): (DeviceView<'a, f32>, u32),
     sequences: SequencesArgument<'a>,
     target: PortableTargetArgument<'a, bf16>,
 ) -> PortableArgs<'a, OF_KEYS> {
     PortableArgs {
         tensors: PortableTensorsArgument { q: tensor, k: tensor, v: tensor, grad_out: tensor, size: 16, value_size: 16 },
-        statistics: QueryStatisticsArgument { log_sum_exp: statistics, deltas: statistics, rows: 0 },
+        statistics: QueryStatisticsArgument { log_sum_exp: statistics, deltas: statistics, rows },
         target,
         sequences,
         heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
@@ -251,21 +253,28 @@ fn portable(runtime: &Runtime) -> Outcome {
     let (mut grad, mut grad_v) = (text(Buffer::<bf16>::zeros(&stream, 128))?, text(Buffer::<bf16>::zeros(&stream, 128))?);
     let (mut sum, mut sum_v) = (text(Buffer::<f32>::zeros(&stream, 128))?, text(Buffer::<f32>::zeros(&stream, 128))?);
     let ends = text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?;
-    let mut launch_tiles = |row_tiles: u32, keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
-        let target = PortableTargetArgument {
-            grad: rounded.then(|| grad.view_mut()),
-            grad_v: rounded_v.then(|| grad_v.view_mut()),
-            grad_sum: added.then(|| sum.view_mut()),
-            grad_v_sum: added_v.then(|| sum_v.view_mut()),
-            scale: 1.0,
-            row_tiles,
+    let late = text(Buffer::from_slice(&stream, &LATE))?;
+    let mut launch_of =
+        |(ends, rows): (DeviceView<'_, u32>, u32), row_tiles: u32, keys: bool, [rounded, rounded_v, added, added_v]: [bool; 4]| {
+            let target = PortableTargetArgument {
+                grad: rounded.then(|| grad.view_mut()),
+                grad_v: rounded_v.then(|| grad_v.view_mut()),
+                grad_sum: added.then(|| sum.view_mut()),
+                grad_v_sum: added_v.then(|| sum_v.view_mut()),
+                scale: 1.0,
+                row_tiles,
+            };
+            let (tensor, statistics, sequences) = (tensor.view(), (statistics.view(), rows), sequences(ends));
+            match keys {
+                true => of_keys.launch(&stream, portable_args(tensor, statistics, sequences, target)),
+                false => of_queries.launch(&stream, portable_args(tensor, statistics, sequences, target)),
+            }
         };
-        let (tensor, statistics, sequences) = (tensor.view(), statistics.view(), sequences(ends.view()));
-        match keys {
-            true => of_keys.launch(&stream, portable_args(tensor, statistics, sequences, target)),
-            false => of_queries.launch(&stream, portable_args(tensor, statistics, sequences, target)),
-        }
-    };
+    for (keys, given) in [(true, [true, true, false, false]), (false, [true, false, false, false])] {
+        text(launch_of((late.view(), 2), 1, keys, given))?;
+        text(stream.synchronize())?;
+    }
+    let mut launch_tiles = |row_tiles: u32, keys: bool, given: [bool; 4]| launch_of((ends.view(), 0), row_tiles, keys, given);
     // No sequence has more rows than the tensor.
     refuses("target.row_tiles", launch_tiles(2, true, [true, true, false, false]))?;
     refuses("target.row_tiles", launch_tiles(2, false, [true, false, false, false]))?;
@@ -299,4 +308,38 @@ fn deltas(runtime: &Runtime) -> Outcome {
     refuses("result.size", launch(24, 2))?;
     refuses("result.lanes", launch(24, 3))?;
     refuses("result.lanes", launch(24, 64))
+}
+
+/// A sequence with more queries than the statistics have rows of a sequence: what is beyond is not read.
+fn without_room(runtime: &Runtime) -> Outcome {
+    const SIZE: u32 = 64;
+    let stream = stream(runtime)?;
+    let (sink, mut grad_sink) = (text(Buffer::<f32>::zeros(&stream, 2))?, text(Buffer::<f32>::zeros(&stream, 2))?);
+    let (given, ends) = (text(Buffer::from_slice(&stream, &[1_f32; 8]))?, text(Buffer::from_slice(&stream, &LATE))?);
+    let rows = BLOCKS * SIZE;
+    let mut offsets = text(Buffer::<f32>::zeros(&stream, 2 * u64::from(rows)))?;
+    let mut deltas = text(Buffer::<f32>::zeros(&stream, 2 * u64::from(rows)))?;
+    let args = AttentionBackwardSinkArgs {
+        sink: sink.view(),
+        grad_sink: grad_sink.view_mut(),
+        statistics: QueryStatisticsArgument { log_sum_exp: given.view(), deltas: given.view(), rows: 2 },
+        sequences: sequences(ends.view()),
+        batches: 2,
+    };
+    text(text(runtime.load::<AttentionBackwardSink>())?.launch(&stream, args))?;
+    let args = AttentionBackwardBlocksArgs {
+        queries: QueryStatisticsArgument { log_sum_exp: given.view(), deltas: given.view(), rows: 2 },
+        statistics: BlockStatisticsArgument { offsets: offsets.view_mut(), deltas: deltas.view_mut(), blocks: BLOCKS, size: SIZE, rows },
+        sequences: sequences(ends.view()),
+        heads: Heads { batches: 2, heads: 2, group: 1, step: 0 },
+    };
+    text(text(runtime.load::<AttentionBackwardBlocks>())?.launch(&stream, args))?;
+    // Two queries of either head, in the second sequence's block.
+    let second = |i: usize| (SIZE as usize..SIZE as usize + 2).contains(&(i % rows as usize));
+    let expected: Vec<f32> = (0..2 * rows as usize).map(|i| if second(i) { 1.0 } else { 0.0 }).collect();
+    equal("deltas", &text(deltas.to_vec(&stream))?, &expected)?;
+    let sums = text(grad_sink.to_vec(&stream))?;
+    // Each of two queries takes exp(-1).
+    let is_right = sums.iter().all(|sum| (sum + 2.0 * (-1_f32).exp()).abs() < 1e-5);
+    if is_right { Ok(()) } else { Err(format!("gradients of sinks are {sums:?}")) }
 }

@@ -42,6 +42,8 @@ const SHAPE: Shape = Shape { batches: 2, heads: 2, group: 1, queries: 3, keys: 3
 /// Packed ones: two sequences of two queries and two keys, two heads of 16 elements.
 const SEQUENCES: SequenceRows = SequenceRows { rows: 4, row: 32, heads: 2, head: 16, size: 16 };
 const HEADS: Heads = Heads { batches: 2, heads: 2, group: 1, step: 0 };
+/// Sums of lengths by which the second sequence has all four rows: more than statistics have that give each sequence two.
+pub(super) const LATE: [u32; 3] = [0, 0, 4];
 
 fn dense(runtime: &Runtime) -> Outcome {
     type Problem<'a> = DenseArgument<'a, bf16, 64, 64, 128, Rounded<bf16, 64, 4>, true>;
@@ -228,15 +230,20 @@ fn eight_bit_sequences(runtime: &Runtime) -> Outcome {
     let mut out = text(TensorMapMut::<_, WARPGROUP_QUERIES, 64, Swizzle128, 5>::sequences(&stream, out.view_mut(), SEQUENCES))?;
     let (mut log_sum_exp, mut counter) = (text(Buffer::<f32>::zeros(&stream, 8))?, text(Buffer::<u32>::zeros(&stream, 2))?);
     let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 3]))?);
+    let late = text(Buffer::from_slice(&stream, &LATE))?;
     let (numbers, right) =
         (text(Buffer::from_slice(&stream, &[1_f32; 3]))?, EightBits { q: 2, k: 1, v: 2, counters: 1, diagonals: 0, sinks: 2 });
-    let mut launch = |is_packed: bool, lengths: EightBits, change: &dyn Fn(&mut Packed<'_>), change_options: &dyn Fn(&mut Options<'_>)| {
+    let mut launch_of = |ends: DeviceView<'_, u32>,
+                         is_packed: bool,
+                         lengths: EightBits,
+                         change: &dyn Fn(&mut Packed<'_>),
+                         change_options: &dyn Fn(&mut Options<'_>)| {
         let inputs = Fp8InputsArgument { q: q.view(), k: k.view(), v: k.view() };
         let scales = [lengths.q, lengths.k, lengths.v].map(|length| numbers.view().slice(0, length));
         let scales = Fp8ScalesArgument { q: scales[0], k: scales[1], v: scales[2] };
         let results = Fp8ResultsArgument { out: out.view_mut(), log_sum_exp: log_sum_exp.view_mut() };
         let diagonals = (lengths.diagonals > 0).then(|| diagonals.view().slice(0, lengths.diagonals));
-        let (sequences, mut counter) = (SequencesArgument { diagonals, ..sequences(ends.view()) }, counter.view_mut());
+        let (sequences, mut counter) = (SequencesArgument { diagonals, ..sequences(ends) }, counter.view_mut());
         let (heads, counter, section_keys) = (HEADS, counter.slice_mut(0, lengths.counters), 2);
         if is_packed {
             let mut problem = Packed { inputs, scales, results, sequences, heads, counter, section_keys, top_left: false, scale: 1.0 };
@@ -258,6 +265,11 @@ fn eight_bit_sequences(runtime: &Runtime) -> Outcome {
         };
         change_options(&mut problem);
         options.launch(&stream, AttentionForwardFp8Args { problem })
+    };
+    text(launch_of(late.view(), false, right, &|_| {}, &|problem| problem.log_rows = 2))?;
+    text(stream.synchronize())?;
+    let mut launch = |is_packed: bool, lengths: EightBits, change: &dyn Fn(&mut Packed<'_>), change_options: &dyn Fn(&mut Options<'_>)| {
+        launch_of(ends.view(), is_packed, lengths, change, change_options)
     };
     for is_packed in [true, false] {
         let mut launch_right = |lengths| launch(is_packed, lengths, &|_| {}, &|_| {});
@@ -333,8 +345,11 @@ fn general(runtime: &Runtime) -> Outcome {
     let (mut max_logit, sink) = (text(Buffer::<f32>::zeros(&stream, 2))?, text(Buffer::<f32>::zeros(&stream, 3))?);
     let mut workspace = text(Buffer::<u32>::zeros(&stream, Workspace::words(2)))?;
     let (ends, diagonals) = (text(Buffer::from_slice(&stream, &[0_u32, 2, 4]))?, text(Buffer::from_slice(&stream, &[0_i32; 3]))?);
-    let right = [2, 2, Workspace::words(2), 2];
-    let mut launch = |merged: Option<[u64; 2]>, [sinks, logits, words, of_diagonals]: [u64; 4], change: &dyn Fn(&mut Problem<'_>)| {
+    let (right, late) = ([2, 2, Workspace::words(2), 2], text(Buffer::from_slice(&stream, &LATE))?);
+    let mut launch_of = |ends: DeviceView<'_, u32>,
+                         merged: Option<[u64; 2]>,
+                         [sinks, logits, words, of_diagonals]: [u64; 4],
+                         change: &dyn Fn(&mut Problem<'_>)| {
         let (mut sums, mut log_sum_exp) = (sums.view_mut(), log_sum_exp.view_mut());
         let (mut max_logit, mut workspace) = (max_logit.view_mut(), workspace.view_mut());
         let (running, rounded) = match merged {
@@ -350,7 +365,7 @@ fn general(runtime: &Runtime) -> Outcome {
             k: k.view(),
             v: k.view(),
             target: ChosenArgument { running, rounded },
-            sequences: SequencesArgument { diagonals: Some(diagonals.view().slice(0, of_diagonals)), ..sequences(ends.view()) },
+            sequences: SequencesArgument { diagonals: Some(diagonals.view().slice(0, of_diagonals)), ..sequences(ends) },
             heads: HEADS,
             log_rows: 0,
             window: Window { left: FAR, right: FAR, top_left: false },
@@ -364,6 +379,12 @@ fn general(runtime: &Runtime) -> Outcome {
         kernel.launch(&stream, AttentionForwardArgs { problem, marker: PhantomData })
     };
     let merged = Some([0, 128]);
+    for merged in [None, merged] {
+        text(launch_of(late.view(), merged, right, &|problem| problem.log_rows = 2))?;
+        text(stream.synchronize())?;
+    }
+    let mut launch =
+        |merged: Option<[u64; 2]>, lengths: [u64; 4], change: &dyn Fn(&mut Problem<'_>)| launch_of(ends.view(), merged, lengths, change);
     text(launch(None, right, &|_| {}))?;
     text(launch(merged, right, &|_| {}))?;
     text(launch(None, right, &|problem| problem.log_rows = 2))?;

@@ -48,6 +48,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(Case::new("attention_portable::refused", Size::Small, refused));
     cases.push(Case::new("attention_portable::general::refused", Size::Small, arguments));
     cases.push(Case::new("attention_portable::refused::arguments", Size::Small, plain));
+    cases.push(Case::new("attention_portable::rows_without_room", Size::Small, without_room));
     cases
 }
 
@@ -296,6 +297,48 @@ fn plain(runtime: &Runtime) -> Outcome {
         ("sequences.key_offsets", |args| args.sequences.key_offsets = args.sequences.key_offsets.slice(0, 2)),
     ] {
         refuses(name, launch(starts, &change))?;
+    }
+    Ok(())
+}
+
+/// Two sequences of 128 queries, for 64 of which the log-sum-exp has room: each has its own 64, and nothing is written after them.
+fn without_room(runtime: &Runtime) -> Outcome {
+    const ROWS: u32 = 64;
+    let stream = stream(runtime)?;
+    let kernel = text(runtime.load::<AttentionForwardPortable<bf16, 64>>())?;
+    let (of_queries, of_keys) = (text(Buffer::<bf16>::zeros(&stream, 256 * 64))?, text(Buffer::<bf16>::zeros(&stream, 3 * 64))?);
+    let mut out = text(Buffer::<bf16>::zeros(&stream, 256 * 64))?;
+    let mut log_sum_exp = text(Buffer::from_slice(&stream, &[7_f32; 192]))?;
+    let [queries, keys] = [[0_u32, 128, 256], [0, 1, 3]].map(|ends| text(Buffer::from_slice(&stream, &ends)));
+    let (queries, keys) = (queries?, keys?);
+    let args = AttentionForwardPortableArgs {
+        inputs: InputsArgument { q: of_queries.view(), k: of_keys.view(), v: of_keys.view() },
+        results: PortableResultsArgument {
+            out: out.view_mut(),
+            log_sum_exp: LogSumExpArgument { values: log_sum_exp.view_mut().split_at(128).0, rows: ROWS },
+        },
+        sequences: SequencesArgument {
+            query_ends: queries.view(),
+            key_ends: keys.view(),
+            query_offsets: queries.view(),
+            key_offsets: keys.view(),
+            diagonals: None,
+            query_rows: 256,
+            key_rows: 3,
+            padded: false,
+        },
+        heads: Heads { batches: 2, heads: 1, group: 1, step: 0 },
+        row_tiles: 2,
+        window: Seen { left: FAR, right: FAR, top_left: false },
+        scale: 1.0,
+    };
+    text(kernel.launch(&stream, args))?;
+    // All scores are 0: of one key, and of two.
+    for (at, found) in (0..).zip(text(log_sum_exp.to_vec(&stream))?) {
+        let expected = [0.0, core::f32::consts::LN_2, 7.0][at / ROWS as usize];
+        if (found - expected).abs() > 1e-5 {
+            return Err(format!("log_sum_exp[{at}] is {found}, expected {expected}"));
+        }
     }
     Ok(())
 }
