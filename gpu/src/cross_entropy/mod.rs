@@ -50,7 +50,8 @@ pub struct Rule {
 ///
 /// Without `logits` they are in `gradient`, which is written over. Without `gradient` there are losses alone. A target that is not in
 /// `0..width` and is not the ignored one makes the loss NaN. A NaN or +Inf among the logits makes the row's loss and gradients NaN. Logits below -1e30
-/// count as -Inf. Where something is smoothed, logits of -Inf other than the target's are left out of the mean, so that masked ones do no harm.
+/// count as -Inf. Where something is smoothed, logits of -Inf other than the target's are left out of the mean and have a gradient of 0, so that
+/// masked ones do no harm.
 #[kernel(threads = THREADS, grid = grid, shared = Shared<T, R>, min_blocks = 2)]
 #[instances(T = [bf16, f16], R = [Once, Twice, Elements])]
 pub fn cross_entropy<T: Half, R: Reading>(
@@ -89,12 +90,15 @@ pub fn cross_entropy<T: Half, R: Reading>(
         losses.store(index, num::ln(sum) + (1.0 - rule.smoothing) * (maximum - at_target) + (rule.smoothing * maximum - total));
     }
     if gradient.is_some() {
-        let inverse = num::reciprocal(sum);
+        let (inverse, of_target) = (num::reciprocal(sum), alike + (1.0 - rule.smoothing));
         for group in (0..groups).rev() {
             let logits = row.read_again(group);
             row.write(group, |(piece, j), at| {
-                let of_target = if at == target.cast_unsigned() { 1.0 - rule.smoothing } else { 0.0 };
-                (power(logits[piece][j] - maximum) * inverse - alike - of_target) * rule.scale
+                let logit = logits[piece][j];
+                // The loss has no part of a logit that the mean leaves out.
+                let of_others = if logit == f32::NEG_INFINITY { 0.0 } else { alike };
+                let weight = if at == target.cast_unsigned() { of_target } else { of_others };
+                (power(logit - maximum) * inverse - weight) * rule.scale
             });
         }
     }

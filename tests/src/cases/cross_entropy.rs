@@ -7,7 +7,7 @@ use oxtile_kernels::cross_entropy::*;
 use oxtile_tests::inputs::{Dtype, Random, Scenario};
 use oxtile_tests::oracle::cross_entropy::row;
 use oxtile_tile::launch::Kernel;
-use oxtile_tile::num::{Half, bf16, f16};
+use oxtile_tile::num::{Float, Half, bf16, f16};
 
 use super::element::TestElement;
 use crate::case::{Case, Outcome, Size, agrees, stream, text};
@@ -42,6 +42,11 @@ pub fn cases() -> Vec<Case> {
         of_reading::<bf16, Elements>("elements", &elements, problem(3, 50_257)),
         of_reading::<f16, Elements>("elements", &elements[3..], problem(3, 50_257)),
         vec![Case::new("cross_entropy::losses_alone", Size::Small, losses_alone)],
+        vec![
+            Case::new("cross_entropy::masked::once", Size::Small, |runtime| masked::<Once>(runtime, 8)),
+            Case::new("cross_entropy::masked::twice", Size::Small, |runtime| masked::<Twice>(runtime, 8)),
+            Case::new("cross_entropy::masked::elements", Size::Small, |runtime| masked::<Elements>(runtime, 4)),
+        ],
         vec![Case::new("cross_entropy::refused", Size::Small, refused)],
     ]
     .into_iter()
@@ -124,6 +129,43 @@ where
             if !agrees(found, expected, bound + 1e-37) {
                 return Err(format!("the gradient [{i}, {j}] is {found:e}, expected {expected:e}"));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Where something is smoothed, masked logits have no gradient, unless one is the target's.
+fn masked<R: Reading>(runtime: &Runtime, width: usize) -> Outcome
+where
+    CrossEntropy<bf16, R>: Kernel,
+{
+    let stream = stream(runtime)?;
+    let logits: Vec<f32> = (0..2 * width).map(|i| [1.0, 2.0].get(i % width).copied().unwrap_or(f32::NEG_INFINITY)).collect();
+    let (logits, targets) = (bf16::upload(&stream, &logits)?, text(Buffer::from_slice(&stream, &[0, 3]))?);
+    let mut gradient = bf16::upload(&stream, &vec![f32::NAN; 2 * width])?;
+    let mut losses = text(Buffer::<f32>::named(&stream, "losses", 2))?;
+    let args = CrossEntropyArgs {
+        logits: Some(logits.view()),
+        gradient: Some(gradient.view_mut()),
+        targets: targets.view(),
+        losses: losses.view_mut(),
+        width: width as u32,
+        rule: Rule { ignored: IGNORED, smoothing: 0.1, scale: 1.0 },
+        marker: PhantomData,
+    };
+    text(text(runtime.load::<CrossEntropy<bf16, R>>())?.launch(&stream, args))?;
+    let found = text(gradient.to_vec(&stream))?;
+    let (alike, weights) = (0.1 / width as f32, [1.0 / (1.0 + 1_f32.exp()), 1.0 / (1.0 + (-1_f32).exp())]);
+    for (i, found) in found.into_iter().map(|x: bf16| x.to_f32()).enumerate() {
+        let (target, j) = ([0, 3][i / width], i % width);
+        let of_target = if j == target { 0.9 } else { 0.0 };
+        let expected = match weights.get(j) {
+            Some(weight) => weight - alike - of_target,
+            None if j == target => -alike - of_target,
+            None => 0.0,
+        };
+        if (found - expected).abs() > expected.abs() / 128.0 {
+            return Err(format!("the gradient [{}, {j}] is {found}, expected {expected}", i / width));
         }
     }
     Ok(())
