@@ -60,7 +60,8 @@ pub struct WeightGradient<T> {
 }
 
 impl<T: RmsNormElement> RmsNorm<T> {
-    /// Loads the kernels, for rows of `width` elements.
+    /// Loads the kernels, for rows of `width` elements. With an `epsilon` of 0, rows whose root mean square is below about 1.1e-19 become infinite,
+    /// and NaN where they are 0.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a width of 0, or of 2^31 and more; as [`Runtime::load`].

@@ -12,6 +12,8 @@ struct Shared {
 /// `output = input / rms(input) * weight`, row by row of `width` elements, and `1 / rms(input)` of each row, if it is wanted.
 ///
 /// A NaN in a row makes the whole row NaN, an Inf makes itself NaN and the rest 0; an `epsilon` of 0 makes a row of zeros NaN.
+/// With an `epsilon` of 0 a row whose root mean square is below about 1.1e-19 has a mean square below the normal numbers, which `rsqrt` takes
+/// for 0: its `1 / rms` is Inf, its elements become Inf of their sign, and zeros among them NaN.
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared)]
 #[instances(T = [bf16, f16], S = [ByWarp<2>, ByBlock<128, 2>, ByBlock<256, 2>, ByBlock<256, 4>, ByBlock<512, 4>, ByElements])]
 pub fn rms_norm<T: Half, S: Split>(
