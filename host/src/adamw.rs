@@ -36,7 +36,8 @@ pub struct AdamwConfig {
     pub decay: f32,
     /// What stays of both moments in a step: 0.9 and 0.999 by default.
     pub betas: [f32; 2],
-    /// What is added to the square root of the second moment: 1e-8 by default.
+    /// What is added to the square root of the second moment: 1e-8 by default. The root of a second moment below 1.2e-38 counts as 0, not as up to
+    /// 1.1e-19, which shows where `epsilon` is below about 1e-18.
     pub epsilon: f32,
     /// What gradients are multiplied by first, such as the factor that clips them: 1 by default.
     pub gradient_scale: f32,
