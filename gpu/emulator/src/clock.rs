@@ -16,7 +16,7 @@ pub(crate) struct Clock(Option<Arc<Parts>>);
 struct Parts {
     /// Blocks of grids that had ended: everything of them is known.
     finished: Vec<Range<u32>>,
-    /// The latest known time of each slot, by block, sorted.
+    /// The latest known time of each slot, by block, sorted. None is of `finished`: clocks do not grow with each grid.
     blocks: Vec<(u32, Arc<Vec<u32>>)>,
 }
 
@@ -32,7 +32,7 @@ impl Clock {
 
     pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
         let finished = self.0.as_ref().map_or(&[][..], |parts| &parts.finished);
-        self.time(block, slot) >= time || finished.iter().any(|range| range.contains(&block))
+        self.time(block, slot) >= time || has(finished, block)
     }
 
     /// The latest known time of a slot, zero if none.
@@ -71,7 +71,9 @@ impl Clock {
         }
         if !covers(&ours.finished, &theirs.finished) {
             let both = [&ours.finished[..], &theirs.finished].concat();
-            Arc::make_mut(ours).finished = merged(both);
+            let ours = Arc::make_mut(ours);
+            ours.finished = merged(both);
+            ours.blocks.retain(|(block, _)| !has(&ours.finished, *block));
         }
         let mut at = 0;
         for (block, times) in &theirs.blocks {
@@ -84,9 +86,12 @@ impl Clock {
     }
 }
 
-/// Learns the times of a block, which is at this place or is to be inserted there. Times that are all as late as the known ones are shared.
+/// Learns the times of a block, which is at this place or is to be inserted there, unless all of it is known. Times that are all as late as the known ones are shared.
 fn join_block(parts: &mut Arc<Parts>, at: usize, block: u32, theirs: &Arc<Vec<u32>>) {
     let Some((_, ours)) = parts.blocks.get(at).filter(|known| known.0 == block) else {
+        if has(&parts.finished, block) {
+            return;
+        }
         Arc::make_mut(parts).blocks.insert(at, (block, Arc::clone(theirs)));
         return;
     };
@@ -142,6 +147,10 @@ fn merged(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
         }
     }
     merged
+}
+
+fn has(ranges: &[Range<u32>], block: u32) -> bool {
+    ranges.iter().any(|range| range.contains(&block))
 }
 
 fn covers(ours: &[Range<u32>], theirs: &[Range<u32>]) -> bool {
@@ -228,5 +237,24 @@ impl View {
         clock.join(&generic);
         clock.learn(self.block, self.slot, self.now);
         self.now += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_keeps_no_times_of_blocks_that_have_ended() {
+        let blocks = |clock: &Clock| clock.0.as_ref().map_or(0, |parts| parts.blocks.len());
+        let mut clock = Clock::default();
+        (0..8).for_each(|block| clock.learn(block, 0, 3));
+        let before = clock.clone();
+        clock.join(&Clock::after(&[0..6, 9..10]));
+        assert_eq!(blocks(&clock), 2);
+        clock.join(&before);
+        assert_eq!(blocks(&clock), 2, "they are known already");
+        assert!((0..8).all(|block| clock.knows(block, 0, 3)) && clock.knows(5, 7, 9));
+        assert!(!clock.knows(6, 0, 4) && !clock.knows(8, 0, 1));
     }
 }
