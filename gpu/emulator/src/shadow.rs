@@ -2,6 +2,7 @@
 
 use crate::clock::View;
 use crate::order::{Scope, Space};
+use crate::reservation::ALIGNMENT;
 use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::Cell as Kept;
@@ -193,10 +194,19 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    /// Forgets a range, which is freed or new.
+    /// Forgets an allocation, which is freed or new. The pages at its ends may be shared with others.
     pub fn forget(&mut self, start: u64, bytes: u64) {
-        let end = start + bytes;
-        self.pages.retain(|page, _| (page + 1) * PAGE_BYTES <= start || page * PAGE_BYTES >= end);
+        let end = (start + bytes).next_multiple_of(ALIGNMENT as u64);
+        self.pages.retain(|page, granules| {
+            let [page_start, page_end] = [page * PAGE_BYTES, (page + 1) * PAGE_BYTES];
+            let [first, last] = [start.max(page_start), end.min(page_end)];
+            if first < last && last - first < PAGE_BYTES {
+                let [first, last] = [first, last].map(|at| ((at - page_start) / Granule::BYTES) as usize);
+                granules[first..last].fill(Granule::default());
+                return true;
+            }
+            first >= last
+        });
     }
 
     /// Enters a write that no thread makes, in place of what was there.
@@ -345,6 +355,53 @@ impl<S: Scopes> Judge<'_, S> {
                 self.scopes.includes(a, old.block, self.record.block) && self.scopes.includes(b, self.record.block, old.block)
             }
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Knowledge;
+    use std::ops::Range;
+    use std::panic::Location;
+
+    /// One block, in which every scope takes in every thread.
+    struct OneBlock;
+
+    impl Scopes for OneBlock {
+        fn includes(&self, _: Scope, _: u32, _: u32) -> bool {
+            true
+        }
+
+        fn same_grid(&self, _: u32, _: u32) -> bool {
+            true
+        }
+
+        fn knew(&self, _: u32, _: &Record) -> bool {
+            true
+        }
+    }
+
+    /// Enters a weak access of a thread that knows of its own accesses alone. Returns whether it conflicts with none.
+    fn enter(shadow: &mut Shadow, thread: u16, time: u32, range: Range<u64>, writes: bool) -> bool {
+        let (slot, manner, site) = (thread.into(), Manner::Weak, Location::caller());
+        let record = Record { block: 0, slot, time, thread, manner, writes, site };
+        let view = View { knowledge: Knowledge::default(), block: 0, slot, now: time };
+        shadow.access(Space::Global, range.start, range.end - range.start, &record, &view, &OneBlock).is_ok()
+    }
+
+    #[test]
+    fn an_allocation_leaves_the_history_of_its_neighbours() {
+        for (bytes, end, pages) in [(8, 512, 4), (256, 512, 4), (800, 1280, 4), (2048, 2304, 3), (2900, 3328, 2)] {
+            let mut shadow = Shadow::default();
+            assert!(enter(&mut shadow, 1, 1, 0..4096, true));
+            shadow.forget(256, bytes);
+            assert_eq!(shadow.pages.len(), pages, "{bytes} bytes");
+            for at in (0..4096).step_by(16) {
+                let is_forgotten = (256..end).contains(&at);
+                assert_eq!(enter(&mut shadow, 2, 1, at..at + 16, true), is_forgotten, "byte {at} after an allocation of {bytes}");
+            }
         }
     }
 }
