@@ -18,7 +18,7 @@ pub(crate) enum Manner {
     Strong(Scope),
     /// By the asynchronous proxy.
     Async,
-    /// By an asynchronous reduction: atomic among its like.
+    /// By an asynchronous reduction: atomic among its like of one device.
     Reduce,
 }
 
@@ -352,7 +352,8 @@ impl<S: Scopes> Judge<'_, S> {
     /// Morally strong accesses do not race (PTX ISA, "Morally-Strong Operations").
     fn both_strong(&self, old: &Record) -> bool {
         match (old.manner, self.record.manner) {
-            (Manner::Reduce, Manner::Reduce) => true,
+            // `cp.reduce.async.bulk` is of `.relaxed.gpu`.
+            (Manner::Reduce, Manner::Reduce) => self.scopes.includes(Scope::Device, old.block, self.record.block),
             (Manner::Strong(a), Manner::Strong(b)) => {
                 self.scopes.includes(a, old.block, self.record.block) && self.scopes.includes(b, self.record.block, old.block)
             }

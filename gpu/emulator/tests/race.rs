@@ -2,7 +2,9 @@
 
 mod common;
 use common::*;
-use oxtile_emulator::{Atomic, AtomicOp, AtomicOrder, FaultKind, ReadOrder, Scope, Space, WriteOrder, device};
+use oxtile_emulator::{
+    Atomic, AtomicOp, AtomicOrder, FaultKind, GridRun, Launch, Memory, Options, Progress, ReadOrder, Scope, Space, WriteOrder, device,
+};
 
 /// Each thread passes its word to its neighbour through shared memory.
 fn rotate(arguments: &[u64], barrier: bool) {
@@ -207,4 +209,46 @@ fn a_read_only_load_must_not_see_a_write_of_its_grid() {
     }
     silent(|| Job::new("reload", 1, 32, 32, 0, |a| body(a, ReadOrder::Weak)), |_| ());
     reported(|| Job::new("reload", 1, 32, 32, 0, |a| body(a, ReadOrder::ReadOnly)), FaultKind::Race);
+}
+
+/// Runs a grid on each of two devices under every seed, at once. Both take 256 zeros and their side, 0 or 1. Returns the kind of the first fault.
+fn on_devices(devices: [u32; 2], body: fn(&[u64])) -> Option<FaultKind> {
+    SEEDS.into_iter().find_map(|seed| {
+        let memory = Memory::new();
+        let data = memory.allocate("data", 256, 0);
+        memory.write(data, &[0; 256]).unwrap();
+        let mut sides = [0, 1].map(|side| {
+            let mut launch = Launch::new("side", 1, 32, body).arguments(&[data, side]).shared(128);
+            launch.device = devices[side as usize];
+            (GridRun::new(&memory, launch, Options::check(2 * seed + side)).unwrap(), false)
+        });
+        for round in 0..100_000 {
+            for (run, is_done) in &mut sides {
+                match run.step(1 + (seed + round) % 5) {
+                    Ok(progress) => *is_done = progress == Progress::Done,
+                    Err(fault) => return Some(fault.kind),
+                }
+            }
+            if sides.iter().all(|(_, is_done)| *is_done) {
+                return None;
+            }
+        }
+        panic!("seed {seed} does not end");
+    })
+}
+
+#[test]
+fn bulk_sums_are_atomic_on_one_device() {
+    fn sums(arguments: &[u64]) {
+        device::shared_write(thread() * 4, 1.5f32.to_le_bytes());
+        device::fence_proxy_async(Space::Shared);
+        device::barrier_sync(0, 32);
+        if thread() == 0 {
+            device::bulk_reduce_add_f32(arguments[0], 0, 128);
+            device::bulk_commit();
+            device::bulk_wait(0, false);
+        }
+    }
+    assert_eq!(on_devices([1, 1], sums), None);
+    assert_eq!(on_devices([0, 1], sums), Some(FaultKind::Race));
 }
