@@ -81,7 +81,7 @@ pub(crate) fn global_read<const N: usize>(thread: &Thread, address: u64, order: 
     if let Some(detector) = thread.detector() {
         check_global_read(thread, detector, allocation, address, N as u64, order, site);
     } else if let ReadOrder::Relaxed(_) | ReadOrder::Acquire(_) = order {
-        poll_again(thread, address, site);
+        poll_again(thread, Some(address), site);
     }
     let value = words::load(allocation.words(), offset);
     if let ReadOrder::Acquire(_) = order {
@@ -150,12 +150,18 @@ pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &At
             if let Some(detector) = thread.detector() {
                 check_not_mbarrier(thread, offset, u32::from(operation.width), site);
                 check_atomic(thread, detector, None, address, operation, site);
+            } else {
+                poll_again(thread, None, site);
             }
             let slot = &mut thread.block().shared()[offset as usize..][..bytes as usize];
             let mut word = [0; 8];
             word[..slot.len()].copy_from_slice(slot);
             let old = u64::from_le_bytes(word);
-            slot.copy_from_slice(&operation.apply(space, old).to_le_bytes()[..slot.len()]);
+            let new = operation.apply(space, old);
+            slot.copy_from_slice(&new.to_le_bytes()[..slot.len()]);
+            if new != old {
+                thread.worker().productive();
+            }
             old
         }
     }
@@ -166,8 +172,8 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
     let (allocation, offset) = locate(thread, WRITE, address, bytes, site);
     if let Some(detector) = thread.detector() {
         check_atomic(thread, detector, Some(allocation), address, operation, site);
-    } else if operation.op == AtomicOp::CompareAndSwap {
-        poll_again(thread, address, site);
+    } else {
+        poll_again(thread, (operation.op == AtomicOp::CompareAndSwap).then_some(address), site);
     }
     let (releases, acquires) = operation.edges();
     if releases {
@@ -180,8 +186,9 @@ fn global_atomic(thread: &Thread, address: u64, operation: &Atomic, site: Site) 
         atomic::fence(Ordering::Acquire);
     }
     let old = (old & mask) >> shift;
-    // A swap that fails stores nothing, and is how a thread polls.
-    if operation.op != AtomicOp::CompareAndSwap || old == operation.compare & (mask >> shift) {
+    // One that leaves the word as it was is how a thread polls; extremes and sums of `f32` are work all the same.
+    let is_work = matches!(operation.op, AtomicOp::AddF32 | AtomicOp::Min | AtomicOp::Max | AtomicOp::MinSigned | AtomicOp::MaxSigned);
+    if is_work || operation.apply(Space::Global, old) != old {
         thread.worker().written(allocation, offset as u64, bytes);
     }
     old
@@ -209,9 +216,15 @@ pub(crate) fn nanosleep(thread: &Thread, _nanoseconds: u32, site: Site) {
     thread.give_way(Waiting::Sleep, site);
 }
 
-/// Fast mode: lets others run before a thread reads again what it read last with a strong operation, which is how it polls.
-fn poll_again(thread: &Thread, address: u64, site: Site) {
-    if thread.polled.replace(address) == address {
+/// Strong loads and atomics after which a thread lets others run: it may poll several words in turn, or by an operation that may be work.
+const LONGEST_POLL: u32 = 64;
+
+/// Fast mode: lets others run before a thread reads again what it read last with a strong operation, which is how it polls, and after many such operations.
+fn poll_again(thread: &Thread, address: Option<u64>, site: Site) {
+    let again = address.is_some_and(|address| thread.polled.replace(address) == address);
+    let count = thread.strong.get() + 1;
+    thread.strong.set(count);
+    if again || count == LONGEST_POLL {
         thread.give_way(Waiting::Turn, site);
     }
 }

@@ -80,6 +80,8 @@ pub(crate) struct Thread {
     pub stack_limit: Cell<usize>,
     /// The global address of its last strong read; no address is 0.
     pub polled: Cell<u64>,
+    /// Fast mode: its strong loads and atomics since it last let others run.
+    pub strong: Cell<u32>,
     /// How many places it has passed at which it may stop.
     pub places: Cell<u32>,
     /// The asynchronous copies that it issued.
@@ -119,6 +121,7 @@ impl Thread {
             site: Cell::new(None),
             stack_limit: Cell::new(0),
             polled: Cell::new(0),
+            strong: Cell::new(0),
             places: Cell::new(0),
             copies: Cell::new(0),
             copy_groups: Cell::new(0),
@@ -161,6 +164,7 @@ impl Thread {
     pub fn suspend(&self, waiting: Waiting, site: Site) {
         self.waiting.set(waiting);
         self.site.set(Some(site));
+        self.strong.set(0);
         self.places.set(self.places.get().wrapping_add(1));
         // SAFETY: the thread's coroutine stored its yielder before any kernel code ran, and it lives on that
         // coroutine's stack, which is the one running.

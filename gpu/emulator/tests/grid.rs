@@ -5,6 +5,7 @@ use oxtile_emulator::{
     WriteOrder, device,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 fn read_u32(memory: &Memory, address: u64, index: u64) -> u32 {
     let mut bytes = [0; 4];
@@ -210,13 +211,61 @@ fn fast_blocks_that_wait_for_later_blocks_end() {
         let taken = |flag| device::atomic(Space::Global, flag, swap);
         chain(arguments, |flag| while taken(flag) == 0 {});
     }
+    fn alternating(arguments: &[u64]) {
+        chain(arguments, |flag| while !is_set(flag) && !is_set(arguments[0]) {});
+    }
+    fn taking(arguments: &[u64]) {
+        let take = Atomic { order: AtomicOrder::AcquireRelease, ..Atomic::relaxed(AtomicOp::Exchange, 4, 0) };
+        chain(arguments, |flag| while device::atomic(Space::Global, flag, take) == 0 {});
+    }
+    fn adding_nothing(arguments: &[u64]) {
+        let look = Atomic { order: AtomicOrder::Acquire, ..Atomic::relaxed(AtomicOp::Add, 4, 0) };
+        chain(arguments, |flag| while device::atomic(Space::Global, flag, look) == 0 {});
+    }
     for options in [Options { workers: 1, ..Options::fast() }, Options { workers: 2, ..Options::fast() }, Options::check(0)] {
-        for body in [sleeping as fn(&[u64]), spinning, exchanging] {
-            let memory = Memory::new();
-            let flags = memory.allocate("flags", 48, 0);
-            memory.write(flags, &[0; 48]).unwrap();
-            let launch = Launch::new("chain", 12, 1, body).arguments(&[flags]);
-            GridRun::new(&memory, launch, options.clone()).unwrap().run().unwrap();
+        for body in [sleeping as fn(&[u64]), spinning, exchanging, alternating, taking, adding_nothing] {
+            let options = options.clone();
+            ends(move || {
+                let memory = Memory::new();
+                let flags = memory.allocate("flags", 48, 0);
+                memory.write(flags, &[0; 48]).unwrap();
+                let launch = Launch::new("chain", 12, 1, body).arguments(&[flags]);
+                GridRun::new(&memory, launch, options).unwrap().run().unwrap();
+            });
         }
+    }
+}
+
+/// Fails if a run that may hang does not end. It goes on until the test program ends.
+#[track_caller]
+fn ends(run: impl FnOnce() + Send + 'static) {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        run();
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(20)).expect("the run ends, without a fault");
+}
+
+#[test]
+fn threads_that_poll_shared_memory_end() {
+    fn poll(_: &[u64]) {
+        let thread = device::thread_index()[0];
+        if thread == 0 {
+            device::shared_write(0, [0; 4]);
+        }
+        device::barrier_sync(0, 96);
+        let look = Atomic { order: AtomicOrder::Acquire, scope: Scope::Block, ..Atomic::relaxed(AtomicOp::Or, 4, 0) };
+        let set = Atomic { order: AtomicOrder::Release, scope: Scope::Block, ..Atomic::relaxed(AtomicOp::Or, 4, 1) };
+        match thread {
+            0 => while device::atomic(Space::Shared, 0, look) == 0 {},
+            32 => drop(device::atomic(Space::Shared, 0, set)),
+            _ => {}
+        }
+    }
+    for options in [Options { workers: 1, ..Options::fast() }, Options::check(0)] {
+        ends(|| {
+            GridRun::new(&Memory::new(), Launch::new("poll", 1, 96, poll).shared(4), options).unwrap().run().unwrap();
+        });
     }
 }
