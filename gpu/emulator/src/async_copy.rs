@@ -207,7 +207,7 @@ pub(crate) fn issue(thread: &Thread, direction: Direction, pieces: Vec<Piece>, c
 /// Queues a copy whose shared memory and mbarrier are those of a block of the thread's cluster.
 pub(crate) fn issue_to(thread: &Thread, block: &Block, direction: Direction, pieces: Vec<Piece>, completion: Completion, site: Site) {
     for piece in &pieces {
-        check_piece(thread, direction, piece, site);
+        check_piece(thread, block, direction, piece, site);
     }
     let order = thread.detector().map(|detector| Order::new(thread, detector, block, completion, site));
     let number = thread.copies.replace(thread.copies.get().wrapping_add(1));
@@ -264,8 +264,8 @@ fn check_alignment(thread: &Thread, shared: u32, global: u64, bytes: u32, site: 
     }
 }
 
-fn check_piece(thread: &Thread, direction: Direction, piece: &Piece, site: Site) {
-    let block = thread.block();
+/// A part of a copy whose shared memory is that of a block.
+fn check_piece(thread: &Thread, block: &Block, direction: Direction, piece: &Piece, site: Site) {
     let shared_end = u64::from(piece.shared) + u64::from(piece.bytes);
     if shared_end > u64::from(block.shared_bytes()) {
         let place = block.worker().shared.place(piece.shared, 1);

@@ -14,6 +14,7 @@ enum Bug {
     ReleaseOwnAlone,
     NoEmptyWait,
     NoSuchRank,
+    OverMbarrier,
 }
 
 const BOX: u32 = 32;
@@ -32,6 +33,9 @@ fn share(arguments: &[u64], bug: Bug) {
         device::mbarrier_init(FULL, 1);
         // A warp of either block releases the stage.
         device::mbarrier_init(EMPTY, if bug == Bug::ReleaseOwnAlone { 1 } else { 2 });
+        if bug == Bug::OverMbarrier && rank == 1 {
+            device::mbarrier_init(0, 1);
+        }
         device::fence_mbarrier_init();
     }
     if bug == Bug::NoFirstSync {
@@ -109,6 +113,12 @@ fn mbarriers_of_other_blocks_are_ready_before_they_are_used() {
         let fault = share!(Bug::NoFirstSync)().run(Options::check(seed)).expect_err("used before the cluster met");
         assert!(kinds.contains(&fault.kind), "seed {seed}: {fault}");
     }
+}
+
+#[test]
+fn a_copy_does_not_overwrite_an_mbarrier_of_another_block() {
+    let fault = reported(share!(Bug::OverMbarrier), FaultKind::MbarrierMisuse);
+    assert!(fault.message.starts_with("an asynchronous copy of 128 bytes"), "{fault}");
 }
 
 #[test]
