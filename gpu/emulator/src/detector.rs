@@ -30,8 +30,8 @@ pub(crate) struct Stream {
 /// What the detector knows of one thread.
 pub(crate) struct ThreadState {
     pub view: View,
-    /// Learnt by relaxed reads, to be acquired by a fence.
-    acquirable: Knowledge,
+    /// Learnt by relaxed reads, to be acquired by a fence: by the least scope that takes in the releasing block.
+    acquirable: [Knowledge; Scope::ALL.len()],
     /// What the last fence made releasable by relaxed writes.
     releasable: Option<(Knowledge, Scope)>,
     pub copies: Stream,
@@ -68,7 +68,7 @@ impl Detector {
     fn new(block: u32, threads: u32, shared_bytes: u32, start: &Knowledge) -> Self {
         let state = |slot| ThreadState {
             view: View { knowledge: start.clone(), block, slot, now: 1 },
-            acquirable: Knowledge::default(),
+            acquirable: Default::default(),
             releasable: None,
             copies: Stream::default(),
             bulk: Stream::default(),
@@ -198,7 +198,8 @@ impl Detector {
         let both = |scope| history.grids.includes(scope, release.block, self.block);
         if both(scope) && both(release.scope) {
             let mut state = self.thread(thread).borrow_mut();
-            let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable };
+            let least = || Scope::ALL.into_iter().find(|scope| both(*scope)).unwrap_or(Scope::System);
+            let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable[least() as usize] };
             target.join(&release.knowledge);
         }
     }
@@ -245,11 +246,13 @@ impl Detector {
         }
     }
 
-    /// `fence.acq_rel`: what relaxed reads saw is acquired, what follows by relaxed writes is released.
+    /// `fence.acq_rel`: what relaxed reads saw of blocks in its scope is acquired, what follows by relaxed writes is released.
     pub fn fence(&self, thread: u32, scope: Scope) {
         let mut state = self.thread(thread).borrow_mut();
         let state = &mut *state;
-        state.view.knowledge.join(&state.acquirable);
+        for learnt in &mut state.acquirable[..=scope as usize] {
+            state.view.knowledge.join(&std::mem::take(learnt));
+        }
         let mut knowledge = Knowledge::default();
         state.view.release_into(&mut knowledge);
         state.releasable = Some((knowledge, scope));

@@ -13,6 +13,11 @@ pub enum Scope {
     System,
 }
 
+impl Scope {
+    /// All scopes; each takes in those before it.
+    pub(crate) const ALL: [Self; 4] = [Self::Block, Self::Cluster, Self::Device, Self::System];
+}
+
 /// The state space an address belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {

@@ -102,20 +102,20 @@ fn both_threads_of_a_race_have_their_block() {
 }
 
 /// The same with fences around relaxed accesses.
-fn hand_over_fenced(arguments: &[u64], first: bool, second: bool) {
+fn hand_over_fenced(arguments: &[u64], first: Option<Scope>, second: Option<Scope>) {
     let (data, flag) = (arguments[1], arguments[1] + 4);
     if device::block_index()[0] == 0 {
         store(data, 42);
-        if first {
-            device::fence(Scope::Device);
+        if let Some(scope) = first {
+            device::fence(scope);
         }
         device::global_write(flag, 1u32.to_le_bytes(), WriteOrder::Relaxed(Scope::Device));
     } else {
         while u32::from_le_bytes(device::global_read(flag, ReadOrder::Relaxed(Scope::Device))) == 0 {
             device::nanosleep(20);
         }
-        if second {
-            device::fence(Scope::Device);
+        if let Some(scope) = second {
+            device::fence(scope);
         }
         store(arguments[1] + 8, load(data));
     }
@@ -123,10 +123,15 @@ fn hand_over_fenced(arguments: &[u64], first: bool, second: bool) {
 
 #[test]
 fn fences_order_relaxed_flags() {
+    use Scope::{Block, Cluster, Device, System};
     let job = |body: fn(&[u64])| move || Job::new("hand_over_fenced", 2, 1, 4, 0, body);
-    silent(job(|a| hand_over_fenced(a, true, true)), |out| assert_eq!(out[2], 42));
-    reported(job(|a| hand_over_fenced(a, false, true)), FaultKind::Race);
-    reported(job(|a| hand_over_fenced(a, true, false)), FaultKind::Race);
+    silent(job(|a| hand_over_fenced(a, Some(Device), Some(Device))), |out| assert_eq!(out[2], 42));
+    silent(job(|a| hand_over_fenced(a, Some(System), Some(Device))), |out| assert_eq!(out[2], 42));
+    reported(job(|a| hand_over_fenced(a, None, Some(Device))), FaultKind::Race);
+    reported(job(|a| hand_over_fenced(a, Some(Device), None)), FaultKind::Race);
+    reported(job(|a| hand_over_fenced(a, Some(Block), Some(Device))), FaultKind::Race);
+    reported(job(|a| hand_over_fenced(a, Some(Device), Some(Block))), FaultKind::Race);
+    reported(job(|a| hand_over_fenced(a, Some(Device), Some(Cluster))), FaultKind::Race);
 }
 
 /// The last block to arrive at a counter sums what the others stored.
@@ -251,4 +256,29 @@ fn bulk_sums_are_atomic_on_one_device() {
     }
     assert_eq!(on_devices([1, 1], sums), None);
     assert_eq!(on_devices([0, 1], sums), Some(FaultKind::Race));
+}
+
+#[test]
+fn fences_between_devices_are_of_the_system() {
+    fn hand_over(arguments: &[u64], fences: [Scope; 2]) {
+        let (data, flag) = (arguments[0], arguments[0] + 128);
+        if thread() != 0 {
+            return;
+        }
+        if arguments[1] == 0 {
+            store(data, 42);
+            device::fence(fences[0]);
+            device::global_write(flag, [1; 4], WriteOrder::Relaxed(Scope::System));
+        } else {
+            while device::global_read::<4>(flag, ReadOrder::Relaxed(Scope::System)) == [0; 4] {
+                device::nanosleep(20);
+            }
+            device::fence(fences[1]);
+            assert_eq!(load(data), 42);
+        }
+    }
+    assert_eq!(on_devices([0, 1], |a| hand_over(a, [Scope::System; 2])), None);
+    assert_eq!(on_devices([0, 1], |a| hand_over(a, [Scope::System, Scope::Device])), Some(FaultKind::Race));
+    assert_eq!(on_devices([0, 1], |a| hand_over(a, [Scope::Device, Scope::System])), Some(FaultKind::Race));
+    assert_eq!(on_devices([0, 0], |a| hand_over(a, [Scope::Device; 2])), None);
 }
