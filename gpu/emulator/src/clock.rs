@@ -173,6 +173,12 @@ impl Knowledge {
         Self { generic: clock.clone(), async_shared: clock.clone(), async_global: clock }
     }
 
+    /// Whether both are one and the same in memory, and thus equal.
+    pub fn is_shared_with(&self, other: &Self) -> bool {
+        let clocks = |of: &Self| [&of.generic, &of.async_shared, &of.async_global].map(|clock| clock.0.as_ref().map(Arc::as_ptr));
+        clocks(self) == clocks(other)
+    }
+
     pub fn join(&mut self, other: &Self) {
         self.generic.join(&other.generic);
         self.async_shared.join(&other.async_shared);

@@ -3,7 +3,7 @@
 use crate::clock::{Knowledge, View};
 use crate::cost::Costs;
 use crate::fault::{Coordinates, FaultKind, Involved};
-use crate::history::{Grids, Release, Releases};
+use crate::history::{Grids, Releases};
 use crate::initialisation::bit_ranges;
 use crate::launch::unflatten;
 use crate::memory::{Allocation, Memory};
@@ -30,10 +30,10 @@ pub(crate) struct Stream {
 /// What the detector knows of one thread.
 pub(crate) struct ThreadState {
     pub view: View,
-    /// Learnt by relaxed reads, to be acquired by a fence: by the least scope that takes in the releasing block.
+    /// Learnt by relaxed reads, to be acquired by a fence: by the least scope that it must have.
     acquirable: [Knowledge; Scope::ALL.len()],
-    /// What the last fence made releasable by relaxed writes.
-    releasable: Option<(Knowledge, Scope)>,
+    /// What fences made releasable by relaxed writes, by scope: what a wide fence releases is releasable at narrower scopes too.
+    releasable: [Option<Knowledge>; Scope::ALL.len()],
     pub copies: Stream,
     pub bulk: Stream,
 }
@@ -69,7 +69,7 @@ impl Detector {
         let state = |slot| ThreadState {
             view: View { knowledge: start.clone(), block, slot, now: 1 },
             acquirable: Default::default(),
-            releasable: None,
+            releasable: Default::default(),
             copies: Stream::default(),
             bulk: Stream::default(),
         };
@@ -188,19 +188,21 @@ impl Detector {
         })
     }
 
-    /// A strong read: acquires what the last strong write published, now or at a later fence.
+    /// A strong read: acquires what the release sequence that it reads from published, now or at a later fence.
     pub fn observe(&self, memory: &Memory, thread: u32, (space, address): (Space, u64), scope: Scope, acquire: bool) {
         let mut history = memory.history();
         let mut shared = self.shared.borrow_mut();
         let history = &mut *history;
         let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
-        let Some(release) = releases.get(&address) else { return };
-        let both = |scope| history.grids.includes(scope, release.block, self.block);
-        if both(scope) && both(release.scope) {
-            let mut state = self.thread(thread).borrow_mut();
-            let least = || Scope::ALL.into_iter().find(|scope| both(*scope)).unwrap_or(Scope::System);
-            let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable[least() as usize] };
-            target.join(&release.knowledge);
+        let Some(sequence) = releases.get(&address) else { return };
+        let mut state = self.thread(thread).borrow_mut();
+        let mut last = None;
+        for release in sequence.seen(&history.grids, scope, self.block) {
+            let target = if acquire { &mut state.view.knowledge } else { &mut state.acquirable[release.scope as usize] };
+            // One write released the same at several scopes.
+            if !last.replace(&release.knowledge).is_some_and(|last| last.is_shared_with(&release.knowledge)) {
+                target.join(&release.knowledge);
+            }
         }
     }
 
@@ -220,29 +222,27 @@ impl Detector {
         let history = &mut *history;
         let releases = if space == Space::Shared { &mut shared.releases } else { &mut history.releases };
         let mut state = self.thread(thread).borrow_mut();
-        let published = match scope {
-            Some(scope) if release => {
-                let mut knowledge = Knowledge::default();
-                state.view.release_into(&mut knowledge);
-                Some((knowledge, scope))
+        let fenced = state.releasable.iter().any(Option::is_some);
+        let Some(scope) = scope.filter(|_| release || fenced) else {
+            if !modifies {
+                releases.remove(&address);
             }
-            Some(scope) => state.releasable.as_ref().map(|(knowledge, fence)| (knowledge.clone(), scope.min(*fence))),
-            None => None,
+            return;
         };
-        let continued = if modifies { releases.remove(&address) } else { None };
+        let sequence = releases.entry(address).or_default();
         if !modifies {
-            releases.remove(&address);
+            sequence.clear();
         }
-        let entry = match (published, continued) {
-            (Some((mut knowledge, scope)), Some(old)) => {
-                knowledge.join(&old.knowledge);
-                Some(Release { knowledge, scope, block: self.block })
+        if release {
+            let mut knowledge = Knowledge::default();
+            state.view.release_into(&mut knowledge);
+            sequence.release(&history.grids, scope, self.block, &knowledge);
+            return;
+        }
+        for (scope, knowledge) in Scope::ALL.into_iter().zip(&state.releasable[..=scope as usize]) {
+            if let Some(knowledge) = knowledge {
+                sequence.release_at(&history.grids, scope, self.block, knowledge);
             }
-            (Some((knowledge, scope)), None) => Some(Release { knowledge, scope, block: self.block }),
-            (None, old) => old,
-        };
-        if let Some(entry) = entry {
-            releases.insert(address, entry);
         }
     }
 
@@ -255,7 +255,7 @@ impl Detector {
         }
         let mut knowledge = Knowledge::default();
         state.view.release_into(&mut knowledge);
-        state.releasable = Some((knowledge, scope));
+        state.releasable[..=scope as usize].fill(Some(knowledge));
     }
 }
 

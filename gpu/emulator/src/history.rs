@@ -62,15 +62,56 @@ impl Scopes for Grids {
     }
 }
 
-/// What the last strong writes to a word published.
+/// What blocks have released for one another, which a scope around each of them takes in.
 pub(crate) struct Release {
     pub knowledge: Knowledge,
     pub scope: Scope,
-    pub block: u32,
+    /// One of the blocks.
+    block: u32,
+}
+
+/// What a write to a word and the atomics after it released, each at its own scope. A release is one at each narrower scope too: a read has its own scope.
+#[derive(Default)]
+pub(crate) struct Sequence(Vec<Release>);
+
+impl Sequence {
+    /// Begins a new sequence.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// A block releases at a scope.
+    pub fn release(&mut self, grids: &Grids, scope: Scope, block: u32, knowledge: &Knowledge) {
+        Scope::ALL[..=scope as usize].iter().for_each(|scope| self.release_at(grids, *scope, block, knowledge));
+    }
+
+    /// A block releases at a scope, and not at narrower ones.
+    pub fn release_at(&mut self, grids: &Grids, scope: Scope, block: u32, knowledge: &Knowledge) {
+        match self.0.iter_mut().find(|known| known.scope == scope && grids.includes(scope, known.block, block)) {
+            Some(known) => known.knowledge.join(knowledge),
+            None => self.0.push(Release { knowledge: knowledge.clone(), scope, block }),
+        }
+    }
+
+    /// What a read of a block sees by its scope, narrower releases of one write first.
+    pub fn seen(&self, grids: &Grids, scope: Scope, block: u32) -> impl Iterator<Item = &Release> {
+        self.0.iter().filter(move |known| known.scope <= scope && grids.includes(known.scope, known.block, block))
+    }
+
+    /// What was released at the scope of the system.
+    pub fn of_system(&self) -> Option<&Knowledge> {
+        self.0.iter().find(|known| known.scope == Scope::System).map(|known| &known.knowledge)
+    }
+
+    /// Keeps some releases. Returns whether any is left.
+    fn keep(&mut self, keep: impl FnMut(&Release) -> bool) -> bool {
+        self.0.retain(keep);
+        !self.0.is_empty()
+    }
 }
 
 /// Release sequences by address.
-pub(crate) type Releases = HashMap<u64, Release>;
+pub(crate) type Releases = HashMap<u64, Sequence>;
 
 /// Shadow of global memory, and the grids.
 #[derive(Default)]
@@ -111,8 +152,15 @@ impl History {
         self.grids.0[at].start = Clock::default();
         if self.running == 0 {
             self.shadow = Shadow::default();
-            self.releases.retain(|_, release| release.scope == Scope::System);
         }
+        let is_alone = self.running == 0;
+        // No thread is left that reads by a scope within the grid.
+        let is_read = |release: &Release| match release.scope {
+            Scope::System => true,
+            Scope::Device => !is_alone,
+            Scope::Cluster | Scope::Block => !is_alone && !blocks.contains(&release.block),
+        };
+        self.releases.retain(|_, sequence| sequence.keep(is_read));
         self.finished.push(blocks);
         self.finished.sort_by_key(|range| range.start);
         self.finished.dedup_by(|next, last| {

@@ -5,7 +5,7 @@
 //! that the stream set after it, whatever the order of this run.
 
 use crate::clock::Clock;
-use crate::history::{GridBlocks, Release};
+use crate::history::{GridBlocks, Sequence};
 use crate::known::{Agent, Known};
 use crate::memory::Memory;
 use crate::order::Scope;
@@ -29,12 +29,14 @@ impl Memory {
 
     /// A stream has written a word: threads that acquire it learn what the stream knew.
     pub fn publish(&self, agent: Agent, address: u64, known: Known) {
-        self.history().releases.insert(address, Release { knowledge: known.0, scope: Scope::System, block: agent.0 });
+        let history = &mut *self.history();
+        let sequence = history.releases.entry(address).or_default();
+        sequence.clear();
+        sequence.release(&history.grids, Scope::System, agent.0, &known.0);
     }
 
     /// What was known at the last write of a word at system scope.
     pub fn released(&self, address: u64) -> Option<Known> {
-        let history = self.history();
-        history.releases.get(&address).filter(|release| release.scope == Scope::System).map(|release| Known(release.knowledge.clone()))
+        self.history().releases.get(&address).and_then(Sequence::of_system).map(|knowledge| Known(knowledge.clone()))
     }
 }

@@ -282,3 +282,56 @@ fn fences_between_devices_are_of_the_system() {
     assert_eq!(on_devices([0, 1], |a| hand_over(a, [Scope::Device, Scope::System])), Some(FaultKind::Race));
     assert_eq!(on_devices([0, 0], |a| hand_over(a, [Scope::Device; 2])), None);
 }
+
+/// Waits for a word to reach a value.
+fn await_word(address: u64, value: u32, order: ReadOrder) {
+    while u32::from_le_bytes(device::global_read(address, order)) < value {
+        device::nanosleep(20);
+    }
+}
+
+#[test]
+fn a_narrow_fence_keeps_what_a_wide_one_releases() {
+    /// Block 0 stores a word before each of its fences; block 1 reads one of them.
+    fn body(arguments: &[u64], word: u64) {
+        let (data, flag) = (arguments[1], arguments[1] + 16);
+        if device::block_index()[0] == 0 {
+            store(data, 1);
+            device::fence(Scope::System);
+            store(data + 4, 1);
+            device::fence(Scope::Block);
+            device::global_write(flag, 1u32.to_le_bytes(), WriteOrder::Relaxed(Scope::Device));
+        } else {
+            await_word(flag, 1, ReadOrder::Acquire(Scope::Device));
+            store(data + 8, load(data + word * 4));
+        }
+    }
+    silent(|| Job::new("fences", 2, 1, 8, 0, |a| body(a, 0)), |out| assert_eq!(out[2], 1));
+    reported(|| Job::new("fences", 2, 1, 8, 0, |a| body(a, 1)), FaultKind::Race);
+}
+
+#[test]
+fn a_release_keeps_its_scope_in_a_chain_of_atomics() {
+    /// Blocks 0 and 1 add to a counter, one after the other, each after a store; block 2 reads one of the words.
+    fn body(arguments: &[u64], releases: [bool; 2], word: u64) {
+        let (data, counter) = (arguments[1], arguments[1] + 16);
+        let block = device::block_index()[0];
+        if block == 2 {
+            await_word(counter, 2, ReadOrder::Acquire(Scope::Device));
+            store(data + 8, load(data + word * 4));
+            return;
+        }
+        store(data + u64::from(block) * 4, 1);
+        await_word(counter, block, ReadOrder::Relaxed(Scope::Device));
+        let order = if releases[block as usize] { AtomicOrder::Release } else { AtomicOrder::Relaxed };
+        if order == AtomicOrder::Relaxed {
+            device::fence(Scope::Block);
+        }
+        device::atomic(Space::Global, counter, Atomic { order, ..Atomic::relaxed(AtomicOp::Add, 4, 1) });
+    }
+    silent(|| Job::new("chain", 3, 1, 8, 0, |a| body(a, [true, false], 0)), |out| assert_eq!(out[2], 1));
+    silent(|| Job::new("chain", 3, 1, 8, 0, |a| body(a, [false, true], 1)), |out| assert_eq!(out[2], 1));
+    silent(|| Job::new("chain", 3, 1, 8, 0, |a| body(a, [true, true], 0)), |out| assert_eq!(out[2], 1));
+    reported(|| Job::new("chain", 3, 1, 8, 0, |a| body(a, [true, false], 1)), FaultKind::Race);
+    reported(|| Job::new("chain", 3, 1, 8, 0, |a| body(a, [false, true], 0)), FaultKind::Race);
+}
