@@ -181,7 +181,7 @@ impl Transfer {
         match self.completion {
             Completion::Bytes { mbarrier, bytes } => mbarrier::complete(block, mbarrier, bytes, 0, None, fault),
             Completion::Arrival { mbarrier } => {
-                mbarrier::complete(block, mbarrier, 0, 1, self.order.as_ref().map(|order| order.write), fault)
+                mbarrier::complete(block, mbarrier, 0, 1, self.order.as_ref().map(|order| [order.read, order.write]), fault)
             }
             Completion::CopyGroup(_) | Completion::BulkGroup(_) => Ok(()),
         }

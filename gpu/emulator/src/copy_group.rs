@@ -64,7 +64,7 @@ impl Order {
         };
         let mut state = detector.thread(thread.number).borrow_mut();
         if let Completion::Arrival { .. } = completion {
-            state.copies.waited = [state.copies.issued; 2];
+            state.copies.handed = state.copies.issued;
         }
         let view = state.view.clone();
         state.view.advance();
@@ -156,7 +156,7 @@ fn learn(detector: &Detector, thread: &Thread, kind: Kind, pending: u32, read_on
 pub(crate) fn check_waited(thread: &Thread) {
     let Some(detector) = thread.detector() else { return };
     let state = detector.thread(thread.number).borrow();
-    let (what, stream) = if state.copies.waited[0] < state.copies.issued {
+    let (what, stream) = if state.copies.waited[0].max(state.copies.handed) < state.copies.issued {
         ("cp.async copies", &state.copies)
     } else if state.bulk.waited[0] < state.bulk.issued {
         ("bulk stores, whose sources in shared memory may not be read yet", &state.bulk)

@@ -25,6 +25,8 @@ pub(crate) struct Stream {
     pub site: Option<Site>,
     /// Copies whose completion was waited for: source reads, and all.
     pub waited: [u32; 2],
+    /// Copies whose completion an mbarrier observes.
+    pub handed: u32,
 }
 
 /// What the detector knows of one thread.

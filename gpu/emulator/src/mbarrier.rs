@@ -295,13 +295,13 @@ pub(crate) fn complete(
     offset: u32,
     bytes: u32,
     arrive: u32,
-    learnt: Option<(u32, u32)>,
+    learnt: Option<[(u32, u32); 2]>,
     fault: impl FnOnce(FaultKind, String, &'static str) -> Fault,
 ) -> Result<(), Fault> {
     update(block, offset, |m| {
         explain(block, |phases, step| phases.arrive(offset, m.phase, None, step));
-        if let (Some(detector), Some((slot, time))) = (&block.detector, learnt) {
-            m.gathering.generic.learn(detector.block, slot, time);
+        if let (Some(detector), Some(agents)) = (&block.detector, learnt) {
+            agents.iter().for_each(|&(slot, time)| m.gathering.generic.learn(detector.block, slot, time));
         }
         transaction(block, m, -i64::from(bytes))?;
         arrivals(block, m, arrive)

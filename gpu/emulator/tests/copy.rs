@@ -254,3 +254,27 @@ fn sizes_and_alignment_are_checked() {
     reported(job(|a| device::copy_async(248, a[0], 16, 16)), FaultKind::Misaligned);
     reported(job(|a| device::copy_async(256, a[0], 16, 16)), FaultKind::OutOfBounds);
 }
+
+#[test]
+fn what_an_mbarrier_observes_no_group_wait_does() {
+    /// A copy that an mbarrier observes, then a wait for that, or for groups, of which there are none.
+    fn body(arguments: &[u64], waits: bool) {
+        device::mbarrier_init(8, 1);
+        shared_store(0, 7);
+        device::copy_async(0, arguments[1], 4, 4);
+        device::copy_async_mbarrier_arrive(8);
+        if waits {
+            device::mbarrier_wait_parity(8, 0);
+        } else {
+            device::copy_async_wait(0);
+        }
+        store(arguments[1], shared_load(0) + 1);
+        device::mbarrier_wait_parity(8, 0);
+    }
+    // With the wait the source, too, is free.
+    silent(|| Job::new("observed", 1, 1, 1, 16, |a| body(a, true)), |out| assert_eq!(out[0], 1));
+    for seed in SEEDS {
+        let fault = Job::new("observed", 1, 1, 1, 16, |a| body(a, false)).run(oxtile_emulator::Options::check(seed)).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Race, "seed {seed}: {fault}");
+    }
+}
