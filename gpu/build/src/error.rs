@@ -67,6 +67,14 @@ pub enum Error {
         /// What is wrong and how to mend it.
         why: String,
     },
+    /// Two families have a kernel of one name, by which programs find it.
+    #[error("kernel `{kernel}` is in the families `{}` and `{}`: rename one", families[0], families[1])]
+    Twice {
+        /// The name of both.
+        kernel: String,
+        /// The families.
+        families: [String; 2],
+    },
     /// The kernels compiled, but may not be used as they are.
     #[error("{}", crate::lint::describe(findings, command))]
     Lint {

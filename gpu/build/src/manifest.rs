@@ -72,21 +72,25 @@ impl Manifest {
     }
 
     /// Takes over the entries of an older manifest that were made as this one is, except these families on these architectures,
-    /// which were built again.
-    pub(crate) fn keep(&mut self, old: Manifest, families: &[String], archs: &[Arch]) {
+    /// which were built again. Fails where a kernel of another family has the name of one of these, which were built.
+    pub(crate) fn keep(&mut self, old: Manifest, families: &[String], archs: &[Arch], built: &[Kernel]) -> Result<(), Error> {
         let made = |manifest: &Manifest| {
             let Manifest { package, source_hash, dependencies, compiler, ptxas, flags, .. } = manifest.clone();
             (package, source_hash, dependencies, compiler, ptxas, flags)
         };
         if made(&old) != made(self) {
-            return;
+            return Ok(());
         }
+        let mut owners = Owners::default();
+        built.iter().try_for_each(|kernel| owners.add(&kernel.meta))?;
         for (name, mut entry) in old.kernels {
             entry.architectures.retain(|arch, _| !(families.contains(&entry.meta.family) && archs.contains(arch)));
             if !entry.architectures.is_empty() {
+                owners.add(&entry.meta)?;
                 self.kernels.insert(name, entry);
             }
         }
+        Ok(())
     }
 
     pub(crate) fn add(&mut self, kernel: &Kernel) {
@@ -94,6 +98,21 @@ impl Manifest {
         let entry = entry.or_insert_with(|| Entry { meta: kernel.meta.clone(), architectures: BTreeMap::new() });
         let [ptx, cubin] = ["ptx", "cubin"].map(|kind| kernel.file_name(kind));
         entry.architectures.insert(kernel.arch.clone(), Files { ptx, cubin, usage: kernel.usage.clone() });
+    }
+}
+
+/// The family of each kernel. Programs find a kernel by its name alone.
+#[derive(Default)]
+pub(crate) struct Owners(BTreeMap<String, String>);
+
+impl Owners {
+    /// Fails if another family has a kernel of this name.
+    pub fn add(&mut self, meta: &Meta) -> Result<(), Error> {
+        let Meta { name, family, .. } = meta;
+        match self.0.entry(name.clone()).or_insert_with(|| family.clone()) {
+            owner if owner == family => Ok(()),
+            owner => Err(Error::Twice { kernel: name.clone(), families: [owner.clone(), family.clone()] }),
+        }
     }
 }
 

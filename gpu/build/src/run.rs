@@ -185,6 +185,7 @@ impl<'a> Run<'a> {
         }
         dependencies::check(&self.project, &self.toolchain)?;
         let (mut entries, mut unresolved, mut built) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let mut owners = manifest::Owners::default();
         let families = match self.builder.kernels.as_slice() {
             [] => compile::described(&self.families),
             [kernel] => format!("`{kernel}`"),
@@ -198,6 +199,7 @@ impl<'a> Run<'a> {
                 found.extend(ptx::split(&text).map_err(|why| Error::Ptx { families: compile::described(families), why })?);
             }
             for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
+                owners.add(&entry.meta)?;
                 built.insert(entry.meta.family.clone());
                 match entry.unresolved.is_empty() {
                     true => entries.push((entry, arch.clone())),
@@ -332,7 +334,7 @@ impl<'a> Run<'a> {
             kernels: Default::default(),
         };
         if let Ok(old) = Manifest::read(folder) {
-            manifest.keep(old, &self.families, &self.archs);
+            manifest.keep(old, &self.families, &self.archs, &build.kernels)?;
         }
         for kernel in &build.kernels {
             manifest.add(kernel);

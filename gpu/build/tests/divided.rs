@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use oxtile_build::Builder;
+use oxtile_build::{Builder, Manifest};
 
 /// A kernel that writes a number, in a family of its own.
 fn family(number: u32) -> String {
@@ -21,7 +21,7 @@ fn family(number: u32) -> String {
 /// Where rustc's output of the crate lies. `cargo xtask test` names one target directory for all.
 fn emitted(root: &Path) -> PathBuf {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("ptx/cargo/emitted/divided")
+    target.join("ptx/cargo/emitted").join(root.file_name().unwrap())
 }
 
 /// When the PTX of each family was written.
@@ -43,7 +43,7 @@ fn written(root: &Path) -> Vec<(String, SystemTime)> {
     found
 }
 
-/// Lays the crate out. Its target directory is that of the other crates outside the workspace, in which `core` is compiled once.
+/// Lays a crate out that is called as its folder. Its target directory is that of the other crates outside the workspace, in which `core` is compiled once.
 fn lay_out(root: &Path, features: &str) -> PathBuf {
     let shared = root.with_file_name("external").join("kernels/target");
     fs::create_dir_all(&shared).unwrap();
@@ -53,7 +53,8 @@ fn lay_out(root: &Path, features: &str) -> PathBuf {
     }
     let tile = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tile").canonicalize().unwrap();
     let manifest = format!(
-        "[package]\nname = \"divided\"\nedition = \"2024\"\n\n[features]\n{features}\n\n[package.metadata.oxtile]\nfamily-features = true\n\n[dependencies]\noxtile-tile = {{ path = {tile:?} }}\n\n[workspace]\n"
+        "[package]\nname = {:?}\nedition = \"2024\"\n\n[features]\n{features}\n\n[package.metadata.oxtile]\nfamily-features = true\n\n[dependencies]\noxtile-tile = {{ path = {tile:?} }}\n\n[workspace]\n",
+        root.file_name().unwrap()
     );
     fs::create_dir_all(root.join("src")).unwrap();
     fs::write(root.join("Cargo.toml"), manifest).unwrap();
@@ -102,4 +103,21 @@ fn a_family_is_compiled_again_where_its_files_changed() {
     }
     fs::write(folder.join("src/two.rs"), family(2)).unwrap();
     assert_eq!(build(), first);
+}
+
+#[test]
+fn a_kernel_is_in_one_family() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice");
+    let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
+    let _ = fs::remove_dir_all(emitted(&root));
+    fs::write(folder.join("src/two.rs"), family(1)).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let builder = || Builder::new(&folder).out_dir(out.path());
+    let refused = |builder: Builder<'_>| builder.build().unwrap_err().to_string();
+    let expected = "kernel `write_1` is in the families `one` and `two`: rename one";
+    assert_eq!(refused(builder()), expected);
+    // Also where the other was built before.
+    builder().family("two").build().unwrap();
+    assert_eq!(refused(builder().family("one")), expected);
+    assert_eq!(Manifest::read(out.path()).unwrap().kernels["write_1"].meta.family, "two");
 }
