@@ -30,6 +30,7 @@
 //! | `machine_code`, `sass` | instructions of a cubin: counted, and listed |
 //! | `lint`, `ratchet`, `causes` | what no kernel may have; the figures that each was accepted with; source lines of findings |
 //! | `manifest`, `source_hash` | what was built, and from which sources |
+//! | `output`, `draft` | the folder in which it lies; files that appear whole |
 //! | `pack`, `bin` | compiled kernels for a program to hold, and the program that packs them |
 //! | `stamp` | the source hash in a package of a registry |
 //! | `tool`, `error` | how programs are run; what can go wrong |
@@ -54,6 +55,8 @@ pub mod cuda_tools;
 #[cfg(feature = "compile")]
 mod dependencies;
 #[cfg(feature = "compile")]
+mod draft;
+#[cfg(feature = "compile")]
 mod error;
 #[cfg(feature = "compile")]
 mod labels;
@@ -63,6 +66,8 @@ pub mod lint;
 pub mod machine_code;
 #[cfg(feature = "compile")]
 pub mod manifest;
+#[cfg(feature = "compile")]
+mod output;
 #[cfg(feature = "pack")]
 pub mod pack;
 #[cfg(feature = "compile")]

@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, Error, Kernel, assemble::Usage, ptx::Meta};
+use crate::{Arch, Error, Kernel, assemble::Usage, draft, ptx::Meta};
 
 /// The name of the file in the output folder.
 pub const FILE: &str = "manifest.json";
@@ -65,10 +65,9 @@ impl Manifest {
 
     /// Writes it so that a reader sees the old one or the new one, never half of one.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
-        let (path, new) = (folder.join(FILE), folder.join(format!("{FILE}.new")));
+        let path = folder.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(|error| Error::content(&path, error))?;
-        fs::write(&new, text).map_err(Error::file("write", &new))?;
-        fs::rename(&new, &path).map_err(Error::file("write", &path))
+        draft::write(&path, text)
     }
 
     /// Takes over the entries of an older manifest that were made as this one is, except these families on these architectures,

@@ -15,7 +15,7 @@ use crate::{
     compile::{self, Project, Variant},
     dependencies,
     lint::{self, Cause, Finding},
-    manifest, ptx, ratchet, recipe,
+    manifest, output, ptx, ratchet, recipe,
     sass::Listing,
     source_hash::{hex_digest, source_hash},
 };
@@ -322,9 +322,7 @@ impl<'a> Run<'a> {
 
     /// Writes PTX, cubins and the manifest, and removes files whose kernel is gone.
     pub fn write(&self, build: Build) -> Result<Build, Error> {
-        let folder = &build.out_dir;
-        fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-        let mut manifest = Manifest {
+        let manifest = Manifest {
             package: self.project.package.clone(),
             source_hash: self.source_hash.clone(),
             dependencies: hex_digest([self.project.lock().as_str()]),
@@ -333,25 +331,7 @@ impl<'a> Run<'a> {
             flags: self.variant().flags(),
             kernels: Default::default(),
         };
-        if let Ok(old) = Manifest::read(folder) {
-            manifest.keep(old, &self.families, &self.archs, &build.kernels)?;
-        }
-        for kernel in &build.kernels {
-            manifest.add(kernel);
-            copy(&kernel.ptx, &folder.join(kernel.file_name("ptx")))?;
-            copy(&kernel.cubin, &folder.join(kernel.file_name("cubin")))?;
-        }
-        manifest.write(folder)?;
-        manifest::remove_strays(folder, &manifest)?;
+        output::write(&build, manifest, &self.families, &self.archs)?;
         Ok(build)
     }
-}
-
-/// Copies a file unless the same bytes are there.
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
-    let bytes = fs::read(from).map_err(Error::file("read", from))?;
-    if fs::read(to).is_ok_and(|old| old == bytes) {
-        return Ok(());
-    }
-    fs::write(to, bytes).map_err(Error::file("write", to))
 }

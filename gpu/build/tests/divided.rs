@@ -4,7 +4,8 @@ use std::{
     env, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    time::SystemTime,
+    thread,
+    time::{Duration, SystemTime},
 };
 
 use oxtile_build::{Builder, Manifest};
@@ -120,4 +121,51 @@ fn a_kernel_is_in_one_family() {
     builder().family("two").build().unwrap();
     assert_eq!(refused(builder().family("one")), expected);
     assert_eq!(Manifest::read(out.path()).unwrap().kernels["write_1"].meta.family, "two");
+}
+
+#[test]
+fn a_build_that_ends_half_way_leaves_no_manifest() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("halfway");
+    let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
+    let out = tempfile::tempdir().unwrap();
+    let build = || Builder::new(&folder).out_dir(out.path()).build();
+    build().unwrap();
+    // The cubin of the first kernel changes, that of the second cannot be written.
+    fs::write(folder.join("src/one.rs"), family(1).replace(", 1);", ", 3);")).unwrap();
+    let [first, second] = ["write_1", "write_2"].map(|name| out.path().join(format!("{name}.sm_90a.cubin")));
+    let old = fs::read(&first).unwrap();
+    fs::remove_file(&second).unwrap();
+    fs::create_dir(&second).unwrap();
+    let error = build().unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot write {}: ", second.display())), "{error}");
+    assert_ne!(fs::read(&first).unwrap(), old, "without a change this shows nothing");
+    assert!(!out.path().join("manifest.json").exists(), "a manifest names files of other sources");
+    fs::remove_dir(&second).unwrap();
+    build().unwrap();
+    assert_eq!(Manifest::read(out.path()).unwrap().kernels.len(), 2);
+    let names = fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| name.contains("manifest")).collect::<Vec<_>>(), ["manifest.json"], "drafts are left");
+}
+
+#[test]
+fn builds_into_one_folder_wait_for_each_other() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("waiting");
+    let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
+    let out = tempfile::tempdir().unwrap();
+    let build = |family: &str| Builder::new(&folder).family(family).out_dir(out.path()).build().unwrap();
+    build("one");
+    let two = tempfile::tempdir().unwrap();
+    // Compiled before, so that what is waited for is the folder.
+    Builder::new(&folder).family("two").out_dir(two.path()).build().unwrap();
+    let kernels = || Manifest::read(out.path()).unwrap().kernels.into_keys().collect::<Vec<_>>();
+    let lock = fs::File::open(out.path().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| build("two"));
+        thread::sleep(Duration::from_secs(3));
+        assert_eq!(kernels(), ["write_1"], "the folder was written while it was locked");
+        lock.unlock().unwrap();
+        other.join().unwrap();
+    });
+    assert_eq!(kernels(), ["write_1", "write_2"]);
 }
