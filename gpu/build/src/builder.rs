@@ -118,7 +118,7 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Writes what is built into the ratchet instead of comparing.
+    /// Writes what is built into the ratchet instead of comparing. Not with [line tables](Self::line_tables) or [checks](Self::checked).
     pub fn accept(mut self, accept: bool) -> Self {
         self.accept = accept;
         self
@@ -161,10 +161,7 @@ impl<'a> Builder<'a> {
         if !self.kernels.is_empty() {
             return Err(Error::content(&self.manifest, "kernels by name are inspected; build their whole family"));
         }
-        if self.accept && self.line_tables {
-            return Err(Error::content(&self.manifest, "figures with line tables are not those of what is shipped; accept without them"));
-        }
-        let run = Run::new(self)?;
+        let run = self.run()?;
         let build = run.inspect()?;
         if !build.findings.is_empty() {
             return Err(Error::Lint { findings: run.located(build.findings), command: run.project.build_command() });
@@ -178,11 +175,21 @@ impl<'a> Builder<'a> {
     /// Builds and checks, but writes no output folder and returns the findings instead of failing on them; with [line tables](Self::line_tables) each with
     /// the source lines of its cause.
     pub fn inspect(&self) -> Result<Build, Error> {
-        let run = Run::new(self)?;
+        let run = self.run()?;
         let mut build = run.inspect()?;
         if self.line_tables {
             build.findings = run.located(build.findings);
         }
         Ok(build)
+    }
+
+    /// Refuses what must not be accepted before minutes of compiling.
+    fn run(&self) -> Result<Run<'_>, Error> {
+        if self.accept && (self.line_tables || self.checked) {
+            let what = if self.line_tables { "line tables" } else { "bounds checks" };
+            let why = format!("figures with {what} are not those of what is shipped: accept without {what}");
+            return Err(Error::content(&self.manifest, why));
+        }
+        Run::new(self)
     }
 }

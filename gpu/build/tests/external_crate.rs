@@ -217,6 +217,21 @@ fn a_spill_is_refused_and_not_accepted_either() {
 }
 
 #[test]
+fn what_is_not_shipped_is_not_accepted() {
+    let (_guard, folder) = external_crate();
+    let accepted = tempfile::tempdir().unwrap();
+    let meet =
+        || Builder::new(&folder).family("meet").ratchet(accepted.path()).accept(true).on_step(|step| panic!("it was compiled: {step}"));
+    for (builder, what) in [(meet().checked(true), "bounds checks"), (meet().line_tables(true), "line tables")] {
+        let expected = format!("figures with {what} are not those of what is shipped: accept without {what}");
+        for result in [builder.build(), builder.inspect()] {
+            assert!(result.unwrap_err().to_string().ends_with(&expected), "{what}");
+        }
+    }
+    assert_eq!(fs::read_dir(accepted.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn a_check_that_can_panic_is_the_cause_that_is_named() {
     let (_guard, folder) = external_crate();
     let found = findings(Builder::new(&folder).family("panics"));
