@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, CudaTools, Error, machine_code::MachineCode, source_hash::hex_digest, tool};
+use crate::{Arch, CudaTools, Error, machine_code::MachineCode, own, source_hash::hex_digest, tool};
 
 /// What an entry takes of a multiprocessor, as ptxas and its machine code tell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,9 +39,6 @@ pub(crate) struct Assembled {
     pub usage: Usage,
 }
 
-/// Changes when the meaning of the figures kept changes.
-pub(crate) const FORMAT: &str = "4";
-
 /// The directive of PTX that names a source line.
 const SOURCE_LINE: &str = ".loc";
 
@@ -50,7 +47,7 @@ const SOURCE_LINE: &str = ".loc";
 /// Line tables are kept where the PTX has any. Without them `-lineinfo` would put the PTX itself into the cubin, two thirds of its size; the machine code
 /// is the same.
 pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) -> Result<Assembled, Error> {
-    let key = hex_digest([ptx, arch.as_str(), &tools.release, FORMAT]);
+    let key = hex_digest([ptx, arch.as_str(), &tools.release, &own::assembling()]);
     let folder = cache.join(&key[..32]);
     let (source, cubin, report) = (folder.join("ptx"), folder.join("cubin"), folder.join("usage.json"));
     if let Ok(text) = fs::read_to_string(&report)

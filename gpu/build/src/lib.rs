@@ -33,6 +33,7 @@
 //! | `output`, `draft` | the folder in which it lies; files that appear whole |
 //! | `pack`, `bin` | compiled kernels for a program to hold, and the program that packs them |
 //! | `stamp` | the source hash in a package of a registry |
+//! | `own` | this crate's own sources, which are in the keys of what is kept |
 //! | `tool`, `error` | how programs are run; what can go wrong |
 #![deny(missing_docs)]
 
@@ -68,6 +69,8 @@ pub mod machine_code;
 pub mod manifest;
 #[cfg(feature = "compile")]
 mod output;
+#[cfg(feature = "compile")]
+mod own;
 #[cfg(feature = "pack")]
 pub mod pack;
 #[cfg(feature = "compile")]

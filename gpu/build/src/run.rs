@@ -15,7 +15,7 @@ use crate::{
     compile::{self, Project, Variant},
     dependencies,
     lint::{self, Cause, Finding},
-    manifest, output, ptx, ratchet, recipe,
+    manifest, output, own, ptx, ratchet, recipe,
     sass::Listing,
     source_hash::{hex_digest, source_hash},
 };
@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
 
     /// All that the measured figures depend on.
     fn key(&self) -> String {
-        hex_digest([assemble::FORMAT, &self.source_hash, &self.project.lock(), &self.asked()])
+        hex_digest([&own::measuring(), &self.source_hash, &self.project.lock(), &self.asked()].map(String::as_str))
     }
 
     /// Assembles the entries on all cores.
