@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    env, fs, io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{self, Command},
@@ -293,13 +293,32 @@ pub(crate) fn cargo(toolchain: &Toolchain) -> Command {
     let inherited =
         ["RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET", "TARGET", "MAKEFLAGS", "CARGO_MAKEFLAGS"];
     inherited.iter().for_each(|name| _ = cargo.env_remove(name));
+    // Profiles by variables would be in no hash.
+    let profiles = env::vars_os().map(|(name, _)| name).filter(|name| name.to_string_lossy().starts_with("CARGO_PROFILE_"));
+    profiles.for_each(|name| _ = cargo.env_remove(name));
     cargo.env("RUSTC", &toolchain.rustc).env("RUSTC_BOOTSTRAP", "1").env(recipe::NESTED, "1").env("CARGO_TERM_COLOR", "never");
     cargo
 }
 
 #[cfg(test)]
 mod tests {
-    use super::has_kernel;
+    use super::*;
+
+    #[test]
+    fn cargo_gets_no_profile_from_the_environment() {
+        const VARIABLE: &str = "CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS";
+        if env::var_os(VARIABLE).is_some() {
+            let cargo = cargo(&Toolchain::in_path());
+            assert!(cargo.get_envs().any(|(name, value)| name == VARIABLE && value.is_none()), "{cargo:?}");
+            return;
+        }
+        // Another process: the variable is of all its threads.
+        let mut child = Command::new(env::current_exe().unwrap());
+        child.args(["--exact", "compile::tests::cargo_gets_no_profile_from_the_environment"]);
+        let output = child.env(VARIABLE, "true").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+    }
 
     #[test]
     fn kernels_are_found_by_their_attribute() {

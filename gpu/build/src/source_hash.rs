@@ -2,7 +2,7 @@
 //!
 //! The build writes it into the manifest; a kernel crate's build script compiles it into the program that will load the
 //! PTX. It covers the manifest, build script and `src/` of the crate and of its path dependencies, what these manifests
-//! inherit from their workspace, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies
+//! inherit from their workspace, the profiles and patches of the workspace's root, and the compiler's flags. Hidden files and editors' backups are no sources. Dependencies
 //! from a registry are covered by the version requirement in the manifest. Dependencies only the host has
 //! (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out. A package of a registry holds the hash ([`crate::stamp`]).
 
@@ -61,7 +61,7 @@ pub(crate) type Result<T> = std::result::Result<T, SourceHashError>;
 pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
     let mut hash = Sha256::new();
     let flags = [recipe::CODEGEN_FLAGS.join(" "), recipe::PROFILE.join(" "), recipe::CRATE_FLAGS.join(" ")];
-    flags.iter().for_each(|flags| add(&mut hash, flags.as_bytes()));
+    flags.iter().chain(&of_root(folder.as_ref())?).for_each(|text| add(&mut hash, text.as_bytes()));
     for (name, package) in packages(folder.as_ref())? {
         add(&mut hash, inherited(&package)?.as_bytes());
         for path in files(&package)? {
@@ -71,10 +71,13 @@ pub fn source_hash(folder: impl AsRef<Path>) -> Result<String> {
     Ok(hex(&hash.finalize()))
 }
 
-/// The manifests of the kernel crate in `folder` and of its path dependencies, each with what it inherits.
+/// The manifests of the kernel crate in `folder` and of its path dependencies, each with what it inherits, and what cargo reads in the
+/// workspace's root.
 #[cfg(feature = "compile")]
 pub(crate) fn manifests(folder: &Path) -> Result<Vec<String>> {
-    packages(folder)?.values().map(|package| Ok(inherited(package)? + &read(&package.join("Cargo.toml"))?)).collect()
+    let packages = packages(folder)?;
+    let manifests = packages.values().map(|package| Ok(inherited(package)? + &read(&package.join("Cargo.toml"))?));
+    manifests.chain(of_root(folder)?.into_iter().map(Ok)).collect()
 }
 
 /// The hash of a package's own build script and sources, without its manifest, which cargo rewrites in packages.
@@ -119,7 +122,7 @@ fn directives(folder: &Path, nested: bool) -> Result<String> {
         let watched = format!("cargo::rerun-if-changed={}\ncargo::rerun-if-changed=src\n", stamp::FILE);
         return Ok(again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={hash}\n{watched}"));
     }
-    let whole = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.to_owned(), source })?;
+    let whole = whole(folder)?;
     let mut text = again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
     for package in packages(folder)?.values() {
         for watched in ["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)) {
@@ -159,7 +162,7 @@ fn hex(digest: &[u8]) -> String {
 fn packages(folder: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let (mut packages, mut waiting) = (BTreeMap::new(), vec![folder.to_owned()]);
     while let Some(folder) = waiting.pop() {
-        let folder = folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.clone(), source })?;
+        let folder = whole(&folder)?;
         let path = folder.join("Cargo.toml");
         let manifest = parse(&path)?;
         let name = manifest.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
@@ -223,6 +226,22 @@ fn inherited(package: &Path) -> Result<String> {
         add("dependencies", name)?;
     }
     Ok(text)
+}
+
+/// The tables that cargo reads in the root of the kernel crate's workspace alone and that change device code, each as a text. A crate that
+/// is the root itself has them in its manifest.
+fn of_root(folder: &Path) -> Result<Vec<String>> {
+    let folder = whole(folder)?;
+    let Some((root, _)) = workspace(&folder)?.filter(|(root, _)| *root != folder) else { return Ok(Vec::new()) };
+    let manifest = parse(&root.join("Cargo.toml"))?;
+    let profile = |name: &str| manifest.get("profile").and_then(|profiles| profiles.get(name));
+    let tables = [("profile.release", profile("release")), ("profile.ptx", profile("ptx")), ("patch", manifest.get("patch"))];
+    Ok(tables.into_iter().filter_map(|(name, table)| Some(format!("{name} = {:?}\n", table?))).collect())
+}
+
+/// A folder by its absolute path without links.
+fn whole(folder: &Path) -> Result<PathBuf> {
+    folder.canonicalize().map_err(|source| SourceHashError::Read { path: folder.to_owned(), source })
 }
 
 fn parse(path: &Path) -> Result<Table> {

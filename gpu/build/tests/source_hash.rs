@@ -73,6 +73,24 @@ fn it_covers_what_a_package_inherits() {
 }
 
 #[test]
+fn it_covers_what_cargo_reads_in_the_root_alone() {
+    let root = workspace();
+    let manifest = root.path().join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let hash = |more: &str| {
+        write(&manifest, &format!("{text}{more}"));
+        source_hash(root.path().join("kernels")).unwrap()
+    };
+    let before = hash("");
+    for more in
+        ["[profile.release]\noverflow-checks = true\n", "[profile.ptx]\nopt-level = 1\n", "[patch.crates-io]\nhalf = { path = \"half\" }\n"]
+    {
+        assert_ne!(hash(more), before, "{more}");
+    }
+    assert_eq!(hash("[profile.dev]\nopt-level = 1\n"), before, "a profile of others");
+}
+
+#[test]
 fn it_does_not_depend_on_the_place_or_the_line_ends() {
     let (one, other) = (workspace(), workspace());
     write(&other.path().join("dsl/src/lib.rs"), "// sources\r\n");
