@@ -7,7 +7,7 @@
 //! (`[target.'cfg(not(target_arch = "nvptx64"))'.dependencies]`) are left out. A package of a registry holds the hash ([`crate::stamp`]).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, fs, io,
     path::{Component, Path, PathBuf},
 };
@@ -124,13 +124,17 @@ fn directives(folder: &Path, nested: bool) -> Result<String> {
     }
     let whole = whole(folder)?;
     let mut text = again + &format!("cargo::rustc-env=OXTILE_SOURCE_HASH={}\n", source_hash(folder)?);
-    for package in packages(folder)?.values() {
-        for watched in ["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)) {
-            if watched.exists() {
-                text.push_str(&format!("cargo::rerun-if-changed={}\n", from(&whole, &watched).display()));
-            }
-        }
+    let (mut watched, mut roots) = (Vec::new(), BTreeSet::new());
+    for package in packages(folder)?.into_values() {
+        watched.extend(["Cargo.toml", "build.rs", "src"].map(|name| package.join(name)).into_iter().filter(|path| path.exists()));
+        let root = workspace(&package)?.map(|(root, _)| root);
+        roots.extend(root.filter(|root| *root != package).map(|root| root.join("Cargo.toml")));
     }
+    watched.extend(roots);
+    // A workspace's root may be a package that is watched itself.
+    let mut seen = BTreeSet::new();
+    watched.retain(|path| seen.insert(path.clone()));
+    watched.iter().for_each(|path| text.push_str(&format!("cargo::rerun-if-changed={}\n", from(&whole, path).display())));
     Ok(text)
 }
 

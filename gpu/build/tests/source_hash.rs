@@ -106,7 +106,8 @@ fn the_build_script_watches_every_source_folder() {
     assert_eq!(head, "cargo::rerun-if-env-changed=OXTILE_BUILD_NESTED");
     // From the package on: cargo keeps these, also where the whole is copied elsewhere.
     let watched: Vec<_> = rest.lines().skip(1).map(|line| line.strip_prefix("cargo::rerun-if-changed=").unwrap()).collect();
-    assert_eq!(watched, ["../dsl/Cargo.toml", "../dsl/src", "Cargo.toml", "src"]);
+    // The workspace's manifest too: packages inherit from it.
+    assert_eq!(watched, ["../dsl/Cargo.toml", "../dsl/src", "Cargo.toml", "src", "../Cargo.toml"]);
 }
 
 #[test]
