@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::{self, Command, ExitCode},
     thread,
 };
 
@@ -111,10 +111,15 @@ pub fn strip(build: &Build, to: &Path) -> Result<()> {
 fn assemble(tools: &CudaTools, ptx: &Path, cubin: &Path) -> Result<()> {
     let stem = ptx.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let Some((_, arch)) = stem.rsplit_once('.') else { bail!("{} names no architecture", ptx.display()) };
-    let output = Command::new(&tools.ptxas).arg(format!("-arch={arch}")).arg(ptx).arg("-o").arg(cubin).output();
+    // Under a name of this process and renamed: one that ends early, or runs beside, leaves no half cubin that looks fresh.
+    let draft = cubin.with_extension(format!("cubin-{}", process::id()));
+    let output = Command::new(&tools.ptxas).arg(format!("-arch={arch}")).arg(ptx).arg("-o").arg(&draft).output();
     let output = output.with_context(|| format!("cannot run {}", tools.ptxas.display()))?;
-    ensure!(output.status.success(), "{}: {}", ptx.display(), String::from_utf8_lossy(&output.stderr));
-    Ok(())
+    if !output.status.success() {
+        let _ = fs::remove_file(&draft);
+        bail!("{}: {}", ptx.display(), String::from_utf8_lossy(&output.stderr));
+    }
+    fs::rename(&draft, cubin).with_context(|| format!("cannot write {}", cubin.display()))
 }
 
 /// Installs the wheel into an environment of its own, with these libraries, and runs the tests that need no GPU.
@@ -143,4 +148,29 @@ fn test(wheel: &Path, libraries: &[Library]) -> Result<bool> {
         passed &= run.status().context("cannot run the tests")?.success();
     }
     Ok(passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptxas_that_fails_leaves_no_cubin() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ptxas, ptx, cubin] = ["ptxas", "k.sm_90a.ptx", "k.sm_90a.cubin"].map(|name| folder.path().join(name));
+        fs::write(&ptx, "").unwrap();
+        let with = |status: u32| {
+            let script = format!("#!/bin/sh\nfor out; do :; done\nprintf some >\"$out\"\nexit {status}\n");
+            // By another process: a program is not run while one that another test starts has it open.
+            let mut write = Command::new("sh");
+            write.args(["-c", "printf %s \"$2\" >\"$1\" && chmod +x \"$1\"", "sh"]).arg(&ptxas).arg(script);
+            assert!(write.status().unwrap().success());
+            assemble(&CudaTools { ptxas: ptxas.clone(), nvdisasm: PathBuf::new(), release: String::new() }, &ptx, &cubin)
+        };
+        assert!(with(1).unwrap_err().to_string().starts_with(&format!("{}: ", ptx.display())));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "a half cubin looks fresh");
+        with(0).unwrap();
+        assert_eq!(fs::read(&cubin).unwrap(), b"some");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
 }

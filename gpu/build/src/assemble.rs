@@ -3,12 +3,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Arch, CudaTools, Error, machine_code::MachineCode, own, source_hash::hex_digest, tool};
+use crate::{Arch, CudaTools, Error, draft, machine_code::MachineCode, own, source_hash::hex_digest, tool};
 
 /// What an entry takes of a multiprocessor, as ptxas and its machine code tell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -57,21 +57,23 @@ pub(crate) fn assemble(ptx: &str, arch: &Arch, tools: &CudaTools, cache: &Path) 
         return Ok(Assembled { ptx: source, cubin, usage });
     }
     fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
-    fs::write(&source, ptx).map_err(Error::file("write", &source))?;
+    // Another build may assemble the same text, or read it: each file appears whole, the report last.
+    draft::write(&source, ptx)?;
+    let drafted = draft::name(&cubin);
     let mut ptxas = Command::new(&tools.ptxas);
-    ptxas.arg(format!("-arch={arch}")).arg("-v").arg(&source).arg("-o").arg(&cubin);
+    ptxas.arg(format!("-arch={arch}")).arg("-v").arg(&source).arg("-o").arg(&drafted);
     if ptx.lines().any(|line| line.split_whitespace().next() == Some(SOURCE_LINE)) {
         ptxas.arg("-lineinfo");
     }
-    let output = tool::run("assembling", &mut ptxas)?;
-    let mut usage = parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
-    let code = MachineCode::of(&cubin)?;
+    let read = |output: Output| Ok((parse(&String::from_utf8_lossy(&[output.stdout, output.stderr].concat())), MachineCode::of(&drafted)?));
+    let (mut usage, code) = tool::run("assembling", &mut ptxas).and_then(read).inspect_err(|_| _ = fs::remove_file(&drafted))?;
+    draft::publish(&drafted, &cubin)?;
     (usage.instructions, usage.local_accesses) = (code.instructions, code.local_accesses);
     if ptx.contains("cp.async.cg.shared.global.L2::cache_hint") {
         usage.broken_copies = code.nameless_copies;
     }
     let text = serde_json::to_string(&usage).map_err(|error| Error::content(&report, error))?;
-    fs::write(&report, text).map_err(Error::file("write", &report))?;
+    draft::write(&report, text)?;
     Ok(Assembled { ptx: source, cubin, usage })
 }
 
@@ -97,6 +99,11 @@ fn number_before(line: &str, unit: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+
     use super::*;
 
     #[test]
@@ -135,6 +142,50 @@ mod tests {
                 |those: &[&str]| assemble(&copies(arch, those), &arch.parse().unwrap(), &tools, cache.path()).unwrap().usage.broken_copies;
             assert_eq!([broken(&[PLAIN]), broken(&[LASTING]), broken(&[LASTING, PLAIN, PLAIN])], [0, 1, 1], "{arch}");
         }
+    }
+
+    /// Waits until a file is there.
+    fn wait_for(path: &Path) {
+        let begin = Instant::now();
+        while !path.exists() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{} did not appear", path.display());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_build_does_not_see_the_half_file_of_another() {
+        let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let (cache, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let [started, go, half, end, slow] = ["started", "go", "half", "end", "ptxas"].map(|name| folder.path().join(name));
+        // Stops when it has written a part of the cubin, its last argument.
+        let (place, ptxas) = (folder.path().display(), tools.ptxas.display());
+        let script = format!(
+            "#!/bin/sh\ncd {place}\n: >started\nwhile [ ! -e go ]; do sleep 0.01; done\nfor out; do :; done\nprintf half >\"$out\"\n\
+             : >half\nwhile [ ! -e end ]; do sleep 0.01; done\nexec {ptxas} \"$@\"\n"
+        );
+        // By another process: a program is not run while one that another test starts has it open.
+        let mut write = Command::new("sh");
+        write.args(["-c", "printf %s \"$2\" >\"$1\" && chmod +x \"$1\"", "sh"]).arg(&slow).arg(script);
+        assert!(write.status().unwrap().success());
+        let (text, arch) = (copies("sm_90a", &[]), "sm_90a".parse().unwrap());
+        let by = |ptxas: &Path| assemble(&text, &arch, &CudaTools { ptxas: ptxas.into(), ..tools.clone() }, cache.path()).unwrap();
+        thread::scope(|scope| {
+            let other = scope.spawn(|| by(&slow));
+            wait_for(&started);
+            let own = by(&tools.ptxas);
+            fs::write(&go, "").unwrap();
+            wait_for(&half);
+            let read = fs::read(&own.cubin).unwrap();
+            fs::write(&end, "").unwrap();
+            assert!(read.starts_with(b"\x7fELF"), "{} bytes", read.len());
+            assert_eq!(own.usage, other.join().unwrap().usage);
+            assert_eq!(fs::read(&own.cubin).unwrap(), read);
+        });
+        let files = fs::read_dir(fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path()).unwrap();
+        let mut names: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["cubin", "ptx", "usage.json"]);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Arch, Build, Builder, CudaTools, Error, Kernel, Manifest, Toolchain, assemble, causes,
     compile::{self, Project, Variant},
-    dependencies,
+    dependencies, draft,
     lint::{self, Cause, Finding},
     manifest, output, own, ptx, ratchet, recipe,
     sass::Listing,
@@ -89,7 +89,9 @@ impl<'a> Run<'a> {
         let project = Project::of(&builder.manifest, &toolchain)?;
         let near = [std::slice::from_ref(&project.workspace), &project.neighbours].concat();
         let tools = builder.tools.clone().map_or_else(|| CudaTools::find_near(&near), Ok)?;
-        let archs = if builder.archs.is_empty() { vec![Arch::hopper()] } else { builder.archs.clone() };
+        let mut archs = if builder.archs.is_empty() { vec![Arch::hopper()] } else { builder.archs.clone() };
+        let mut seen = BTreeSet::new();
+        archs.retain(|arch| seen.insert(arch.clone()));
         let families = project.families()?;
         if let Some(family) = builder.named.iter().find(|family| !families.contains(family)) {
             let why = format!("there is no family `{family}`; this crate has: {}", families.join(", "));
@@ -219,7 +221,7 @@ impl<'a> Run<'a> {
         // Compiling may have written the lock file.
         let measured = Measured { key: self.key(), kernels: self.assemble(&entries)?, unresolved };
         let json = serde_json::to_string(&measured).map_err(|error| Error::content(&state, error))?;
-        fs::write(&state, json).map_err(Error::file("write", &state))?;
+        draft::write(&state, json)?;
         Ok(measured)
     }
 

@@ -138,6 +138,15 @@ fn other_architectures_have_their_own_code() {
 }
 
 #[test]
+fn an_architecture_that_is_named_twice_is_built_once() {
+    let (_guard, folder) = external_crate();
+    let build =
+        ["sm_80", "sm_90a", "sm_80"].iter().fold(Builder::new(&folder).family("meet"), |builder, arch| builder.arch(arch.parse().unwrap()));
+    let archs: Vec<_> = build.inspect().unwrap().kernels.iter().map(|kernel| kernel.arch.to_string()).collect();
+    assert_eq!(archs, ["sm_80", "sm_90a"]);
+}
+
+#[test]
 fn instructions_are_counted_as_nvdisasm_lists_them() {
     let (_guard, folder) = external_crate();
     let tools = CudaTools::find(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
