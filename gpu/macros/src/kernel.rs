@@ -6,6 +6,7 @@ use syn::parse::{Parse, ParseStream};
 use syn::{Error, Expr, FnArg, Ident, ItemFn, Pat, Path, Result, ReturnType, Token, Type};
 
 use crate::instances::{self, Binding, Instance};
+use crate::names;
 
 /// What stands in the parentheses of `#[kernel(...)]`.
 pub struct Options {
@@ -29,7 +30,7 @@ impl Parse for Options {
                 "shared" => shared = Some(input.parse()?),
                 "min_blocks" => min_blocks = Some(input.parse()?),
                 "cluster" => cluster = Some(input.parse()?),
-                "requires" => requires = Some(input.parse()?),
+                "requires" => requires = Some(names::architecture(input.parse()?)?),
                 other => {
                     let known = "threads, grid, shared, min_blocks, cluster, requires";
                     return Err(Error::new(key.span(), format!("unknown option `{other}`; #[kernel] knows {known}")));
@@ -72,11 +73,11 @@ pub fn expand(options: Options, mut function: ItemFn) -> Result<TokenStream> {
     function.attrs = attributes;
     let parameters = check_signature(&function)?;
     let instances = instances::expand(&instance_attributes, &function.sig.generics, &function.sig.ident)?;
-    let camel = camel_case(&function.sig.ident.to_string());
+    let camel = names::camel_case(&function.sig.ident.to_string());
     let expansion = Expansion {
         marker: format_ident!("{camel}"),
         args: format_ident!("{camel}Args"),
-        family: family_of_call_site(),
+        family: names::family_of(&Span::call_site().unwrap().file()),
         options,
         function,
         parameters,
@@ -435,20 +436,4 @@ pub fn identifiers(tokens: TokenStream) -> Vec<Ident> {
 
 fn turbofish(generics: &[TokenStream]) -> TokenStream {
     if generics.is_empty() { quote!() } else { quote!(::<#(#generics),*>) }
-}
-
-fn camel_case(snake: &str) -> String {
-    let capitalised = |word: &str| word[..1].to_uppercase() + &word[1..];
-    snake.split('_').filter(|w| !w.is_empty()).map(capitalised).collect()
-}
-
-/// The family is the source file (`src/amax.rs`) or the folder under `src` (`src/attention/forward.rs`).
-fn family_of_call_site() -> String {
-    let file = Span::call_site().unwrap().file();
-    let below_src = file.rsplit_once("src/").map_or(file.as_str(), |(_, rest)| rest);
-    let first = below_src.split('/').next().unwrap_or(below_src);
-    match first.trim_end_matches(".rs") {
-        "lib" | "main" | "" => std::env::var("CARGO_PKG_NAME").unwrap_or_default().replace('-', "_"),
-        family => family.to_owned(),
-    }
 }

@@ -2,6 +2,7 @@
 
 mod instances;
 mod kernel;
+mod names;
 mod parameter;
 mod shared_storage;
 
