@@ -62,12 +62,20 @@ pub struct Report {
 }
 
 impl Report {
-    /// Writes the crate.
+    /// Writes the crate, whole or not at all.
     ///
     /// # Errors
-    /// [`NewError::Write`].
+    /// [`NewError::Write`]; [`NewError::Exists`] where the folder appeared meanwhile.
     pub fn publish(self) -> Result<(), NewError> {
-        self.files.iter().try_for_each(|(path, text)| write(path, text))
+        let folder = &self.folder;
+        let error = |source| NewError::Write { path: folder.clone(), source };
+        fs::create_dir_all(folder.parent().unwrap_or(folder)).map_err(error)?;
+        // Made here, so that nothing else is removed after an error.
+        fs::create_dir(folder).map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => NewError::Exists(folder.clone()),
+            _ => error(source),
+        })?;
+        self.files.iter().try_for_each(|(path, text)| write(path, text)).inspect_err(|_| _ = fs::remove_dir_all(folder))
     }
 }
 
@@ -94,12 +102,24 @@ pub fn run(request: &arguments::New) -> Result<Report, NewError> {
         ("HOST", dependency(checkout.as_deref(), "host", ", default-features = false, features = [\"cuda-13000\", \"emulator\"]")),
         ("BUILD", dependency(checkout.as_deref(), "gpu/build", ", default-features = false")),
     ];
-    let filled = |text: &str| words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value));
-    let mut files: Vec<_> = FILES.iter().map(|(place, text)| (folder.join(place), filled(text))).collect();
+    let mut files: Vec<_> = FILES.iter().map(|(place, text)| (folder.join(place), filled(text, &words))).collect();
     // The versions that Oxtile is tested with; those that the crate does not use cargo leaves out.
     let lock = checkout.as_ref().and_then(|checkout| fs::read_to_string(checkout.join("Cargo.lock")).ok());
     files.extend(lock.map(|lock| (folder.join("Cargo.lock"), lock)));
     Ok(Report { folder, checkout, files })
+}
+
+/// A text with values in place of words, in one pass: a value may have a word in it.
+fn filled(mut text: &str, words: &[(&str, String)]) -> String {
+    let mut filled = String::new();
+    while let Some((at, word, value)) =
+        words.iter().filter_map(|(word, value)| Some((text.find(word)?, word, value))).min_by_key(|(at, ..)| *at)
+    {
+        filled.push_str(&text[..at]);
+        filled.push_str(value);
+        text = &text[at + word.len()..];
+    }
+    filled + text
 }
 
 /// The checkout that the crate depends on by path: the one named, else that of this program. `None` where there is none, or cargo keeps it
@@ -174,6 +194,44 @@ mod tests {
         assert!(run(&request).expect_err("it exists").to_string().ends_with("is there already: name another folder with --path"));
         let elsewhere = arguments::New { path: Some(root.path().join("other")), oxtile: Some(root.path().into()), ..request };
         assert!(matches!(run(&elsewhere), Err(NewError::NoCheckout(_))));
+    }
+
+    #[test]
+    fn a_checkout_may_lie_below_any_folder() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let checkout = root.path().canonicalize().expect("an absolute path").join("CRATE/HOST/BUILD/NAME");
+        for package in ["gpu/tile", "gpu/build", "host"] {
+            write(&checkout.join(package).join("Cargo.toml"), "").expect("a writable folder");
+        }
+        let path = Some(root.path().join("kernels"));
+        let manifest = made(&arguments::New { name: "kernels".into(), path, oxtile: Some(checkout.clone()) });
+        for (name, package) in [("oxtile-tile", "gpu/tile"), ("oxtile", "host"), ("oxtile-build", "gpu/build")] {
+            assert!(manifest.contains(&format!("{name} = {{ path = {:?}", checkout.join(package))), "{manifest}");
+        }
+    }
+
+    #[test]
+    fn a_crate_that_cannot_be_written_is_removed() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let folder = root.path().join("new/kernels");
+        let report = |second: &str| {
+            // A file is no folder, so that the second cannot be written.
+            let files = ["Cargo.toml", second].map(|place| (folder.join(place), String::new()));
+            Report { folder: folder.clone(), checkout: None, files: files.into() }
+        };
+        assert!(matches!(report("Cargo.toml/second").publish(), Err(NewError::Write { .. })));
+        assert!(!folder.exists(), "half a crate is left");
+        // What another made meanwhile is not.
+        fs::create_dir(&folder).expect("a writable folder");
+        assert!(matches!(report("second").publish(), Err(NewError::Exists(_))));
+        fs::remove_dir(&folder).expect("an empty folder");
+        // A file stands where the folder above belongs.
+        fs::remove_dir(root.path().join("new")).expect("an empty folder");
+        fs::write(root.path().join("new"), "").expect("a writable folder");
+        assert!(matches!(report("second").publish(), Err(NewError::Write { .. })));
+        fs::remove_file(root.path().join("new")).expect("a file");
+        report("second").publish().expect("a crate");
+        assert!(folder.join("second").is_file());
     }
 
     #[test]
