@@ -164,7 +164,8 @@ impl<'a> Builder<'a> {
         let run = self.run()?;
         let build = run.inspect()?;
         if !build.findings.is_empty() {
-            return Err(Error::Lint { findings: run.located(build.findings), command: run.project.build_command() });
+            let command = run.command_for(&build.findings);
+            return Err(Error::Lint { findings: run.located(build.findings), command });
         }
         if self.accept {
             run.accept(&build.kernels)?;

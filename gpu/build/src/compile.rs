@@ -72,11 +72,24 @@ impl Project {
         Ok(project)
     }
 
-    /// The command that builds these kernels, for a person who is where they are: Oxtile's own have one of their own.
+    /// Whether these are Oxtile's own kernels, which have commands of their own.
+    fn is_oxtiles(&self) -> bool {
+        self.workspace.join("xtask/src/kernels.rs").is_file()
+    }
+
+    /// The command that builds these kernels, for a person who is where they are.
     pub fn build_command(&self) -> String {
-        match self.workspace.join("xtask/src/kernels.rs").is_file() {
+        match self.is_oxtiles() {
             true => "cargo xtask build-ptx".into(),
-            false => format!("oxtile build --manifest-path {}", self.manifest.display()),
+            false => format!("oxtile build --manifest-path {}", tool::quoted(&self.manifest.to_string_lossy())),
+        }
+    }
+
+    /// Where the source lines are found of what instances of a function do.
+    pub fn lines_hint(&self, function: &str) -> String {
+        match self.is_oxtiles() {
+            true => format!("`cargo xtask kernel {function}` names the lines"),
+            false => "a build with --line-tables names the lines".into(),
         }
     }
 
@@ -303,6 +316,27 @@ pub(crate) fn cargo(toolchain: &Toolchain) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_are_those_of_the_workspace() {
+        let root = tempfile::tempdir().unwrap();
+        let project = |folder: &str| Project {
+            package: "own".into(),
+            manifest: Path::new(folder).join("Cargo.toml"),
+            folder: folder.into(),
+            workspace: root.path().into(),
+            target: root.path().join("target"),
+            neighbours: Vec::new(),
+            divided: false,
+        };
+        assert_eq!(project("/a/b-c_1.0").build_command(), "oxtile build --manifest-path /a/b-c_1.0/Cargo.toml");
+        assert_eq!(project("/a/it's here").build_command(), r"oxtile build --manifest-path '/a/it'\''s here/Cargo.toml'");
+        assert_eq!(project("/a").lines_hint("conv"), "a build with --line-tables names the lines");
+        fs::create_dir_all(root.path().join("xtask/src")).unwrap();
+        fs::write(root.path().join("xtask/src/kernels.rs"), "").unwrap();
+        assert_eq!(project("/a b").build_command(), "cargo xtask build-ptx");
+        assert_eq!(project("/a b").lines_hint("conv"), "`cargo xtask kernel conv` names the lines");
+    }
 
     #[test]
     fn cargo_gets_no_profile_from_the_environment() {

@@ -80,7 +80,7 @@ pub enum Error {
     Lint {
         /// Why, with the source lines where they are known.
         findings: Vec<crate::lint::Finding>,
-        /// The command that builds these kernels.
+        /// The command that builds these kernels, for the architectures whose figures are not accepted.
         command: String,
     },
     /// The source hash could not be computed.

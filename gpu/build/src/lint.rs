@@ -107,7 +107,7 @@ pub(crate) fn lines(findings: &[Finding]) -> Vec<String> {
 }
 
 /// The function of a kernel's name, `conv` of `conv__k3`.
-fn function(kernel: &str) -> &str {
+pub(crate) fn function(kernel: &str) -> &str {
     kernel.split("__").next().unwrap_or(kernel)
 }
 

@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
         let can_panic = kernels.iter().filter(|kernel| !kernel.panics.is_empty());
         let can_panic = can_panic.map(|kernel| {
             let place = match causes::panic_lines(kernel, &self.project.folder) {
-                lines if lines.is_empty() => "a build with --line-tables names the lines".into(),
+                lines if lines.is_empty() => self.project.lines_hint(lint::function(&kernel.meta.name)),
                 lines => format!("at {}", lines.join(", ")),
             };
             Finding::on(kernel, format!("{}; {place}", lint::describe_panics(&kernel.panics)))
@@ -309,6 +309,21 @@ impl<'a> Run<'a> {
             return Err(Error::Missing { what, mend: "accept with these: `cargo xtask setup` in an Oxtile checkout installs them".into() });
         }
         self.scope(&self.ratchet(), kernels).accept(&self.families)
+    }
+
+    /// The command that builds for those architectures whose figures were refused: `--accept` after it settles these.
+    pub fn command_for(&self, findings: &[Finding]) -> String {
+        let refused = |arch: &Arch| {
+            findings.iter().filter(|finding| finding.acceptable).any(|finding| finding.arch.as_ref().is_none_or(|refused| refused == arch))
+        };
+        let archs: Vec<_> = self.archs.iter().filter(|arch| refused(arch)).map(Arch::as_str).collect();
+        let command = self.project.build_command();
+        match archs[..] {
+            // The default.
+            [] => command,
+            [only] if only == Arch::hopper().as_str() => command,
+            _ => format!("{command} --arch {}", archs.join(",")),
+        }
     }
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {

@@ -26,6 +26,15 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<Output, Error> {
     Err(Error::Failed { what: what.into(), command: words.collect::<Vec<_>>().join(" "), output: text })
 }
 
+/// A word as a shell takes it for one.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./=:,@%+".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// The program of this name in PATH.
 pub(crate) fn in_path(program: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(|path| path.is_file())

@@ -317,6 +317,32 @@ fn a_stale_ratchet_is_refused_and_accepting_mends_it() {
     assert!(meet().ratchet(stale.path()).inspect().unwrap().notes[0].contains("better: meet on sm_90a: 99 -> "));
 }
 
+#[test]
+fn the_command_to_accept_names_the_architectures_that_were_refused() {
+    let (_guard, folder) = external_crate();
+    let figures = |arch: &str| format!("meet.{arch} = {{ registers = 1, instructions = 1 }}\n");
+    let refused = |accepted: &str| {
+        let (ratchet, archs) = (ratchet("meet", accepted), ["sm_80", "sm_90a"]);
+        let builder = archs
+            .iter()
+            .fold(Builder::new(&folder).family("meet").ratchet(ratchet.path()), |builder, arch| builder.arch(arch.parse().unwrap()));
+        builder.build().unwrap_err().to_string()
+    };
+    let command =
+        |archs: &str| format!("`oxtile build --manifest-path {}{archs} --accept` writes them", folder.join("Cargo.toml").display());
+    for (accepted, archs) in [("sm_80", " --arch sm_80"), ("sm_90a", "")] {
+        let text = refused(&figures(accepted));
+        assert!(text.contains(&command(archs)), "{text}");
+    }
+    let text = refused(&[figures("sm_80"), figures("sm_90a")].concat());
+    assert!(text.contains(&command(" --arch sm_80,sm_90a")), "{text}");
+    // Of a family without figures, all.
+    let none = ratchet("meet", "");
+    fs::remove_file(none.path().join("meet.toml")).unwrap();
+    let text = Builder::new(&folder).family("meet").arch("sm_80".parse().unwrap()).ratchet(none.path()).build().unwrap_err().to_string();
+    assert!(text.contains(&command(" --arch sm_80")), "{text}");
+}
+
 /// Edits a source and gives it a time long past, as tools do that copy files with their times.
 fn edit_in_the_past(path: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(path).unwrap();
