@@ -134,9 +134,8 @@ fn missing(source: &str, features: &BTreeSet<String>) -> Option<&'static str> {
             declared.is_some_and(|rest| rest.starts_with([';', ' ']))
         };
         (0..lines.len()).filter(|at| declares(lines[*at])).any(|at| {
-            let attributes = lines[..at].iter().rev().take_while(|line| line.starts_with("#["));
-            let mut conditions = attributes.filter_map(|line| line.strip_prefix("#[cfg(")?.trim_end().strip_suffix(")]"));
-            conditions.all(|condition| holds(&compact(condition), features))
+            let attributes = attributes_before(&lines[..at].join("\n"));
+            attributes.iter().filter_map(|attribute| inside(attribute, "cfg")).all(|condition| holds(condition, features))
         })
     })
 }
@@ -187,6 +186,24 @@ fn compact(text: &str) -> String {
     text.split_whitespace().collect()
 }
 
+/// What stands in `#[...]` at the end of a text, without its spaces, the last first.
+fn attributes_before(mut text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    while let Some(inside) = text.trim_end().strip_suffix(']') {
+        let mut depth = 1;
+        let begin = inside.rfind(|c: char| {
+            depth += i32::from(c == ']') - i32::from(c == '[');
+            depth == 0
+        });
+        let Some((before, attribute)) = begin.and_then(|begin| Some((inside[..begin].strip_suffix('#')?, &inside[begin + 1..]))) else {
+            break;
+        };
+        found.push(compact(attribute));
+        text = before;
+    }
+    found
+}
+
 /// What stands in `#![...]`, without its spaces.
 fn inner_attributes(source: &str) -> Vec<String> {
     let mut found = Vec::new();
@@ -219,6 +236,8 @@ mod tests {
             "#![cfg_attr(\n    all(not(feature = \"std\"), target_os = \"cuda\"),\n    allow(unused),\n    no_std\n)]",
             "#![no_std]\n#[cfg(feature = \"std\")]\n#[macro_use]\nextern crate std;\n",
             "#![no_std]\n#[cfg(test)]\nextern crate std;\n",
+            "#![no_std]\n#[cfg(any(\n    feature = \"std\",\n    test,\n))]\n#[macro_use]\nextern crate std;\n",
+            "#![no_std]\n#[cfg(not(target_os = \"cuda\"))]\n#[allow(\n    unused\n)]\nextern crate alloc;\n",
             "#![no_std]\nmod tests {\n    extern crate std;\n}\n",
         ] {
             assert_eq!(missing_of(source, &["derive"]), None, "{source}");
@@ -236,6 +255,7 @@ mod tests {
             missing_of("#![no_std]\n#[cfg(any(feature = \"alloc\", feature = \"std\"))]\nextern crate alloc;", &["alloc"]),
             Some("alloc")
         );
+        assert_eq!(missing_of("#![no_std]\n#[cfg(any(\n    feature = \"std\",\n    test\n))]\nextern crate std;", &["std"]), Some("std"));
         assert_eq!(missing_of("#![no_std]\npub extern crate alloc as other;", &[]), Some("alloc"));
     }
 }
