@@ -63,6 +63,10 @@ pub fn kernels(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
     }
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();
+        // Others may be backups of editors.
+        if !is_of_family(&path) {
+            continue;
+        }
         let family = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         kernels.extend(read(&path)?.into_keys().map(|kernel| (kernel, family.clone())));
     }
@@ -71,6 +75,10 @@ pub fn kernels(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
 
 fn path(folder: &Path, family: &str) -> PathBuf {
     folder.join(format!("{family}.toml"))
+}
+
+fn is_of_family(path: &Path) -> bool {
+    path.extension().is_some_and(|kind| kind == "toml")
 }
 
 /// A family that has no file has nothing accepted.
@@ -161,7 +169,7 @@ impl Scope<'_> {
         for entry in fs::read_dir(self.folder).map_err(Error::file("read", self.folder))?.flatten() {
             let path = entry.path();
             let family = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if path.extension().is_some_and(|kind| kind == "toml") && !families.contains(&family) {
+            if is_of_family(&path) && !families.contains(&family) {
                 findings.push(Finding::new(&family, None, format!("there is no such family; remove {}", path.display())));
             }
         }
@@ -253,6 +261,14 @@ mod tests {
         let mut notes = Vec::new();
         accepted.compare(&kernel(40, 2003), Path::new("ratchet"), true, &mut notes);
         assert_eq!(notes, ["kernel on sm_90a: 2000 -> 2003 instructions; of a family compiled alone that does not bind"]);
+    }
+
+    #[test]
+    fn other_files_in_the_folder_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("amax.toml"), "amax.sm_90a = { registers = 1, instructions = 1 }\n").unwrap();
+        ["README.md", "amax.toml~", ".amax.toml.swp"].iter().for_each(|name| fs::write(folder.path().join(name), "[no toml").unwrap());
+        assert_eq!(kernels(folder.path()).unwrap(), BTreeMap::from([("amax".to_owned(), "amax".to_owned())]));
     }
 
     #[test]
