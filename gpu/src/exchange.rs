@@ -245,5 +245,5 @@ fn grid(args: &ExchangeArgs<'_>, device: &DeviceLimits) -> Result<Grid, LaunchEr
     LaunchError::check_limit("mailboxes.lanes", u64::from(lanes) * ranks * played, u64::from(device.multiprocessors * RESIDENT))?;
     // The index past the last word must not overflow its type.
     LaunchError::check_limit("messages.words", words + 2 * u64::from(lanes) * u64::from(slot_words), u32::MAX.into())?;
-    Ok(Grid { x: lanes, y: ranks as u32, z: played as u32 })
+    Ok(Grid::xyz(lanes, ranks as u32, played as u32))
 }

@@ -54,7 +54,7 @@ impl RawLaunch {
     /// A driver error.
     pub fn launch(&mut self) -> Result<()> {
         debug_assert_eq!(self.parameters.len(), self.words.as_slice().len());
-        let (Grid { x, y, z }, threads, shared) = (self.grid, self.info.threads, self.info.shared_bytes);
+        let (Grid { x, y, z, .. }, threads, shared) = (self.grid, self.info.threads, self.info.shared_bytes);
         let parameters = self.parameters.as_mut_ptr();
         // SAFETY: the function was loaded in the current context, the stream is of it, and `parameters` point to the
         // boxed words, which were packed for this kernel and live as long as they do.

@@ -1,6 +1,8 @@
 //! Loads, stores, atomics and fences of one thread.
 
 use crate::atomic::Atomic;
+use crate::block::Block;
+use crate::cluster;
 use crate::cost::Operation;
 use crate::detector::Detector;
 use crate::fault::FaultKind;
@@ -126,6 +128,23 @@ pub(crate) fn shared_write<const N: usize>(thread: &Thread, offset: u32, value: 
     thread.block().shared()[offset as usize..][..N].copy_from_slice(&value);
 }
 
+/// A store to the shared memory of the block of `rank` in the thread's cluster, which has as much as its own.
+pub(crate) fn cluster_write<const N: usize>(thread: &Thread, offset: u32, rank: u32, value: [u8; N], site: Site) {
+    const { assert!(N.is_power_of_two() && N <= 16) }
+    check_shared(thread, offset, N as u32, site);
+    if thread.detector().is_some() {
+        // Before the other block is looked up: it may end meanwhile.
+        preempt(thread, false, None, site);
+    }
+    let peer = cluster::peer(thread, rank, site);
+    if let (Some(detector), Some(theirs)) = (thread.detector(), &peer.detector) {
+        let access = check_plain(thread, &peer, offset, N as u32, true, site);
+        thread.judge(detector.cluster_access(thread.worker(), thread.number, theirs, &access), site);
+        enter_cost(thread, detector, Operation::SharedWrite, &access);
+    }
+    peer.shared()[offset as usize..][..N].copy_from_slice(&value);
+}
+
 /// Four sums of `f32`, each of which is atomic, by one instruction on 16 bytes.
 pub(crate) fn add_vector(thread: &Thread, address: u64, values: [f32; 4], site: Site) {
     if !address.is_multiple_of(16) {
@@ -148,7 +167,7 @@ pub(crate) fn atomic(thread: &Thread, space: Space, address: u64, operation: &At
             let offset = u32::try_from(address).unwrap_or(u32::MAX);
             check_shared(thread, offset, u32::from(operation.width), site);
             if let Some(detector) = thread.detector() {
-                check_not_mbarrier(thread, offset, u32::from(operation.width), site);
+                check_not_mbarrier(thread, thread.block(), offset, u32::from(operation.width), site);
                 check_atomic(thread, detector, None, address, operation, site);
             } else {
                 poll_again(thread, None, site);
@@ -312,20 +331,26 @@ fn check_global_write(
 #[cold]
 fn check_shared_access(thread: &Thread, detector: &Detector, offset: u32, bytes: u32, writes: bool, site: Site) {
     preempt(thread, false, None, site);
-    check_not_mbarrier(thread, offset, bytes, site);
-    let (address, bytes) = (u64::from(offset), u64::from(bytes));
-    let access = Access { address, bytes, writes, reads: !writes, manner: Manner::Weak, site };
-    thread.worker().note(site, || deed(if writes { "write" } else { "read" }, Space::Shared, &access));
+    let access = check_plain(thread, thread.block(), offset, bytes, writes, site);
     thread.judge(detector.shared_access(thread.worker(), thread.number, &access), site);
     if writes {
-        detector.publish(thread.worker().memory(), thread.number, (Space::Shared, address), None, false, false);
+        detector.publish(thread.worker().memory(), thread.number, (Space::Shared, access.address), None, false, false);
     }
     let operation = if writes { Operation::SharedWrite } else { Operation::SharedRead };
     enter_cost(thread, detector, operation, &access);
 }
 
-fn check_not_mbarrier(thread: &Thread, offset: u32, bytes: u32, site: Site) {
-    if let Some(at) = mbarrier::overlapping(thread.block(), offset, bytes) {
+/// A plain access to the shared memory of a block, in which no mbarrier lies there.
+#[inline(always)]
+fn check_plain(thread: &Thread, target: &Block, offset: u32, bytes: u32, writes: bool, site: Site) -> Access {
+    check_not_mbarrier(thread, target, offset, bytes, site);
+    let access = Access { address: offset.into(), bytes: bytes.into(), writes, reads: !writes, manner: Manner::Weak, site };
+    thread.worker().note(site, || deed(if writes { "write" } else { "read" }, Space::Shared, &access));
+    access
+}
+
+fn check_not_mbarrier(thread: &Thread, target: &Block, offset: u32, bytes: u32, site: Site) {
+    if let Some(at) = mbarrier::overlapping(target, offset, bytes) {
         let names = &thread.worker().shared;
         let message = format!("a plain access of {bytes} bytes at {}, where {} lies", names.place(offset, 1), names.mbarrier(at));
         thread.fail(FaultKind::MbarrierMisuse, site, message, "place it elsewhere, or invalidate the mbarrier first");

@@ -137,6 +137,16 @@ impl Detector {
         self.enter_shared(worker, access, &record, &state.view)
     }
 
+    /// A thread's access to the shared memory of another block of its cluster, whose detector is `theirs`.
+    pub fn cluster_access(&self, worker: &Worker, thread: u32, theirs: &Self, access: &Access) -> Result<(), Bad> {
+        let state = self.thread(thread).borrow();
+        let record = self.record(thread, &state.view, access);
+        theirs.enter_shared(worker, access, &record, &state.view)?;
+        // A plain write ends what was released there.
+        theirs.shared.borrow_mut().releases.remove(&access.address);
+        Ok(())
+    }
+
     /// An access to shared memory by any agent of the block.
     pub fn enter_shared(&self, worker: &Worker, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
         let mut shared = self.shared.borrow_mut();

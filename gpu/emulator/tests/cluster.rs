@@ -148,3 +148,74 @@ fn a_grid_is_whole_clusters() {
     assert_eq!(fault.kind, FaultKind::Launch);
     assert!(fault.message.contains("cluster"), "{fault}");
 }
+
+/// What a kernel does wrong that writes to the memory of other blocks.
+#[derive(Clone, Copy, PartialEq)]
+enum WriteBug {
+    None,
+    NoSyncBefore,
+    NoSyncAfter,
+    UsedBefore,
+    NoSuchRank,
+    Unwritten,
+}
+
+/// Each block of a cluster of three writes a word a thread to all of them; each then adds up what it got, after a barrier.
+fn write(arguments: &[u64], bug: WriteBug) {
+    let (rank, block) = (device::cluster_rank(), device::block_index()[0]);
+    let place = |rank: u32| (32 * rank + thread()) * 4;
+    if bug == WriteBug::UsedBefore {
+        shared_store(place((rank + 1) % 3), 0);
+    }
+    if bug == WriteBug::NoSyncBefore {
+        device::barrier_sync(0, 32);
+    } else if bug != WriteBug::UsedBefore {
+        device::cluster_sync();
+    }
+    let ranks = if bug == WriteBug::NoSuchRank { 4 } else { 3 };
+    for to in (0..ranks).filter(|to| bug != WriteBug::Unwritten || (rank, *to) != (1, 0)) {
+        device::cluster_write(place(rank), to, (100 * block + thread()).to_le_bytes());
+    }
+    if bug == WriteBug::NoSyncAfter {
+        device::barrier_sync(0, 32);
+    } else {
+        device::cluster_sync();
+    }
+    let sum = (0..3).map(|rank| shared_load(place(rank))).sum::<u32>();
+    store(arguments[1] + u64::from(block * 32 + thread()) * 4, sum);
+}
+
+macro_rules! write {
+    ($bug:expr) => {
+        || {
+            let mut job = Job::new("write", 6, 32, 6 * 32, 3 * 128, |arguments| write(arguments, $bug));
+            job.launch = job.launch.cluster(3);
+            job
+        }
+    };
+}
+
+#[test]
+fn blocks_write_to_each_others_memory() {
+    silent(write!(WriteBug::None), |output| {
+        for (i, &word) in (0..).zip(output) {
+            let first = i / 32 / 3 * 3;
+            assert_eq!(word, (0..3).map(|rank| 100 * (first + rank) + i % 32).sum(), "word {i}");
+        }
+    });
+}
+
+#[test]
+fn what_blocks_write_to_others_meets_no_other_use() {
+    let found = |bug: fn() -> Job, kinds: &[FaultKind]| {
+        let faults: Vec<_> = SEEDS.filter_map(|seed| bug().run(Options::check(seed)).err()).collect();
+        assert!(!faults.is_empty() && faults.iter().all(|fault| kinds.contains(&fault.kind)), "{faults:?}");
+    };
+    // Without the barrier after them, writes are late, or their blocks are gone.
+    found(write!(WriteBug::NoSyncAfter), &[FaultKind::Race, FaultKind::Uninitialised, FaultKind::ClusterMisuse]);
+    reported(write!(WriteBug::UsedBefore), FaultKind::Race);
+    reported(write!(WriteBug::NoSuchRank), FaultKind::ClusterMisuse);
+    reported(write!(WriteBug::Unwritten), FaultKind::Uninitialised);
+    // All memory is written by others alone: there is nothing to meet before.
+    silent(write!(WriteBug::NoSyncBefore), |_| ());
+}

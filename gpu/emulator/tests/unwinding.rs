@@ -113,6 +113,7 @@ fn wait(_: &[u64]) {
     device::fence_mbarrier_init();
     device::mbarrier_arrive(0);
     device::mbarrier_arrive_remote(0, 7);
+    device::cluster_write(0, 7, [0; 16]);
     device::cluster_sync();
     device::mbarrier_arrive_expect_transaction(0, 16);
     device::mbarrier_expect_transaction(0, 16);

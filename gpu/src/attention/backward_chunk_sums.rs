@@ -82,7 +82,7 @@ where
     LaunchError::check_length("slots", all * partial_elements(D as u64), args.slots.len())?;
     LaunchError::check_alignment("slots", 16, args.slots.address())?;
     // What is after all sequences may end in one tile more.
-    Ok(Grid { x: tiles as u32 + 1, y: args.heads, z: 2 })
+    Ok(Grid::xyz(tiles as u32 + 1, args.heads, 2))
 }
 
 /// Gradients of queries that do not attend become zeros: padding of chunks, and rows after all sequences.

@@ -150,7 +150,7 @@ where
     let heads = args.parts.heads(D as u64)?;
     LaunchError::check_multiple("heads", args.heads.into(), heads)?;
     LaunchError::check_limit("heads", heads, 65535)?;
-    Ok(Grid { x: args.parts.key_blocks, y: heads as u32, z: 2 })
+    Ok(Grid::xyz(args.parts.key_blocks, heads as u32, 2))
 }
 
 /// The same sums, added to `f32` tensors.
@@ -184,5 +184,5 @@ where
     }
     let blocks = heads * u64::from(args.parts.key_blocks);
     LaunchError::check_limit("parts.key_blocks", blocks, MOST_BLOCKS)?;
-    Ok(Grid { x: blocks as u32, y: 1, z: 2 })
+    Ok(Grid::xyz(blocks as u32, 1, 2))
 }

@@ -24,8 +24,24 @@ pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swiz
     arch::Columns<COLUMNS>: arch::MatrixColumns,
 {
     const { assert!(COLUMNS.is_multiple_of(WIDTH), "the tile is stored in whole parts") };
+    store_parts(map, at, tile, staging, number);
+}
+
+/// The same of as many parts of `WIDTH` columns as the tile has, whole. Returns the first column that is left.
+#[inline(always)]
+#[track_caller]
+pub fn store_parts<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize>(
+    map: &TensorMapMut<T, ROWS, WIDTH, S, RANK>,
+    at: [u32; RANK],
+    tile: &RegisterTile<COLUMNS>,
+    staging: Tiles<SharedTile<T, ROWS, WIDTH, S>, 2>,
+    number: u32,
+) -> usize
+where
+    arch::Columns<COLUMNS>: arch::MatrixColumns,
+{
     let mut first = 0;
-    while first < COLUMNS {
+    while first + WIDTH <= COLUMNS {
         let target = staging.tile((first / WIDTH % 2) as u32);
         if warpgroup::is_leader() {
             // Tiles take turns, unless a result is an odd number of parts wide.
@@ -47,6 +63,7 @@ pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swiz
         }
         first += WIDTH;
     }
+    first
 }
 
 /// Waits for what the calling warpgroup stored.

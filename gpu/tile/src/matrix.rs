@@ -53,7 +53,7 @@ impl<T: MatrixElement, const MN: usize, const K: usize, const MN_MAJOR: bool> Op
         Self::new(tile.address(), SharedTile::<T, ROWS, COLUMNS, S>::LAYOUT)
     }
 
-    /// The operand that tiles one panel wide hold together, stacked in the direction that is not summed over.
+    /// The operand that tiles one panel wide hold together, stacked in the direction that is not summed over: its first rows, if it has fewer.
     #[inline(always)]
     pub fn stacked<const ROWS: usize, const COLUMNS: usize, const COUNT: usize, S: Swizzle>(
         tiles: Tiles<SharedTile<T, ROWS, COLUMNS, S>, COUNT>,
@@ -62,7 +62,7 @@ impl<T: MatrixElement, const MN: usize, const K: usize, const MN_MAJOR: bool> Op
             let one = SharedTile::<T, ROWS, COLUMNS, S>::LAYOUT;
             assert!(one.panels() == 1, "stacked tiles are one panel wide");
             assert!(
-                if MN_MAJOR { ROWS == K && COLUMNS * COUNT == MN } else { ROWS * COUNT == MN && COLUMNS == K },
+                if MN_MAJOR { ROWS == K && COLUMNS * COUNT >= MN } else { ROWS * COUNT >= MN && COLUMNS == K },
                 "the tiles have the operand's shape together"
             );
             match MN_MAJOR {

@@ -15,6 +15,7 @@
 use core::marker::PhantomData;
 
 use crate::arch::{Columns, MatrixColumns, MatrixElement, MatrixMove, SharedMemory, Target};
+use crate::global::GlobalMut;
 use crate::layout::Swizzle;
 use crate::num::{Half, HalfPair, bf16, e4m3, e4m3x4, f16};
 use crate::shared::{Chunk, SharedTile};
@@ -192,6 +193,25 @@ where
             i += 1;
         }
         OperandTile { words, element: PhantomData }
+    }
+
+    /// Writes its columns from `first` on, a constant, to a matrix of `rows` and `columns` in device memory, rounded to nearest even: the tile's first element belongs at `at`. Elements beyond the edge are left out. The matrix starts at a multiple
+    /// of two elements, and its columns are even. All threads that hold a part call it; it does not wait.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store<T: StoredElement>(&self, matrix: &GlobalMut<T>, at: [u32; 2], [rows, columns]: [u32; 2], first: usize) {
+        let mut pair = first / 8;
+        while pair < Self::PAIRS {
+            let mut half = 0;
+            while half < THREAD_ROWS {
+                let [row, column] = [at[0] + row(half as u32), at[1] + column(pair as u32)];
+                if row < rows && column < columns {
+                    T::store_two(matrix, u64::from(row) * u64::from(columns) + u64::from(column), self.pair(half, pair));
+                }
+                half += 1;
+            }
+            pair += 1;
+        }
     }
 
     /// Writes `WIDTH` columns from `first` on, a constant, to a tile in shared memory, rounded to nearest even. All threads
@@ -402,6 +422,9 @@ pub trait StoredElement: crate::num::Float + crate::num::Pod {
     /// Stores 16 columns from `column` on: `values[pair][half]`.
     fn store<const WIDTH: usize, S: Swizzle>(target: SharedTile<Self, ROWS, WIDTH, S>, column: u32, values: [[[f32; 2]; 2]; 2]);
 
+    /// Stores two neighbours from element `index` on, an even one, of a view that starts at a multiple of two elements.
+    fn store_two(target: &GlobalMut<Self>, index: u64, values: [f32; 2]);
+
     /// Loads them, as they are stored.
     fn load<const WIDTH: usize, S: Swizzle>(source: SharedTile<Self, ROWS, WIDTH, S>, column: u32) -> [[[f32; 2]; 2]; 2];
 }
@@ -417,6 +440,12 @@ macro_rules! stored_halves {
                 let address = target.address_of(row, column + thread::lane() / 16 * 8);
                 // SAFETY: the address is that of 8 elements, 16 bytes that lie together, inside the tile.
                 unsafe { Target::store_matrices(address, [a, b, c, d].map(<$t as RegisterElement>::pack)) };
+            }
+
+            #[inline(always)]
+            #[track_caller]
+            fn store_two(target: &GlobalMut<Self>, index: u64, values: [f32; 2]) {
+                target.store_word(index, <$t as RegisterElement>::pack(values));
             }
 
             #[inline(always)]
@@ -445,6 +474,12 @@ impl StoredElement for f32 {
             unsafe { <Target as SharedMemory>::store(address, values[pair][half]) };
             i += 1;
         }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn store_two(target: &GlobalMut<Self>, index: u64, values: [f32; 2]) {
+        target.store_pair(index, values.map(f32::to_bits));
     }
 
     #[inline(always)]

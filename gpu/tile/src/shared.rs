@@ -6,7 +6,7 @@
 use core::fmt::{self, Write};
 use core::marker::PhantomData;
 
-use crate::arch::{Control, SharedMemory, Target};
+use crate::arch::{Cluster, Control, SharedMemory, Target};
 use crate::launch::SHARED_BYTES;
 use crate::num::Pod;
 use crate::vector::Vector;
@@ -295,6 +295,15 @@ impl<T: Pod, const N: usize> SharedArray<T, N> {
     pub fn store_vector(self, index: u32, value: Vector<T>) {
         // SAFETY: as `load`.
         unsafe { <Target as SharedMemory>::store_vector(self.range(index, Vector::<T>::LANES as u32), value.words()) };
+    }
+
+    /// The same in the block of `rank` of this cluster, at the same place of its shared memory. A [`cluster::sync`](crate::cluster::sync) comes before it, after the last use of
+    /// that memory there, and another after it, before it is read there. Needs sm_90.
+    #[inline(always)]
+    #[track_caller]
+    pub fn store_vector_to(self, rank: u32, index: u32, value: Vector<T>) {
+        // SAFETY: as `load`; that the rank is one of the cluster, whose block has not ended, is the kernel's contract, which the emulator checks.
+        unsafe { <Target as Cluster>::store_vector_to(self.range(index, Vector::<T>::LANES as u32), rank, value.words()) };
     }
 
     /// The shared address of element `index`, which is in the array.

@@ -14,10 +14,20 @@ pub(super) fn check(info: &KernelInfo, grid: Grid, limits: &DeviceLimits) -> Res
     if let Some((axis, found, most)) = axes.into_iter().find(|(_, found, most)| found > most) {
         return limit(format!("its grid has {found} blocks in {axis}, where a device takes at most {most}: split the call"));
     }
-    if !grid.x.is_multiple_of(info.cluster) {
+    if grid.cluster != 1 && info.cluster != 1 {
         return limit(format!(
-            "its grid has {} blocks in x, which its clusters of {} do not divide: round the grid up and let the last blocks return",
-            grid.x, info.cluster
+            "its grid asks for clusters of {} blocks, and it is compiled for clusters of {}: leave out one of both",
+            grid.cluster, info.cluster
+        ));
+    }
+    if !(1..=8).contains(&grid.cluster) {
+        return limit(format!("its grid asks for clusters of {} blocks: a device takes 1 to 8", grid.cluster));
+    }
+    let cluster = grid.cluster * info.cluster;
+    if !grid.x.is_multiple_of(cluster) {
+        return limit(format!(
+            "its grid has {} blocks in x, which its clusters of {cluster} do not divide: round the grid up and let the last blocks return",
+            grid.x
         ));
     }
     if info.shared_bytes > limits.shared_bytes_per_block {
@@ -54,14 +64,20 @@ mod tests {
 
     #[test]
     fn what_a_device_cannot_run_is_an_error_that_says_why() {
-        check(&INFO, Grid { x: 2, y: 65535, z: 65535 }, &LIMITS).unwrap();
+        check(&INFO, Grid::xyz(2, 65535, 65535), &LIMITS).unwrap();
         assert_eq!(
             refusal(Grid::xy(2, 65536), LIMITS),
             "kernel `some_kernel`: its grid has 65536 blocks in y, where a device takes at most 65535: split the call"
         );
-        assert!(refusal(Grid { x: 2, y: 1, z: 65536 }, LIMITS).contains("in z"));
+        assert!(refusal(Grid::xyz(2, 1, 65536), LIMITS).contains("in z"));
         assert!(refusal(Grid::x(1 << 31), LIMITS).contains("2147483648 blocks in x"));
         assert!(refusal(Grid::x(3), LIMITS).contains("its clusters of 2 do not divide"));
+        assert!(refusal(Grid::x(8).in_clusters(4), LIMITS).contains("clusters of 4 blocks, and it is compiled for clusters of 2"));
+        let single = |grid| check(&KernelInfo { cluster: 1, ..INFO }, grid, &LIMITS).map_err(|error| error.to_string());
+        single(Grid::x(15).in_clusters(5)).unwrap();
+        assert!(single(Grid::x(14).in_clusters(5)).unwrap_err().contains("14 blocks in x, which its clusters of 5 do not divide"));
+        assert!(single(Grid::x(18).in_clusters(9)).unwrap_err().contains("clusters of 9 blocks: a device takes 1 to 8"));
+        assert!(single(Grid::x(0).in_clusters(0)).unwrap_err().contains("clusters of 0 blocks"));
         let small = DeviceLimits { shared_bytes_per_block: 99 << 10, ..LIMITS };
         assert!(refusal(Grid::x(2), small).contains("102400 bytes of shared memory a block, this device has 101376"));
     }

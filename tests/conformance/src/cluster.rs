@@ -1,10 +1,11 @@
-//! Clusters: blocks that fill each other's shared memory.
+//! Clusters: blocks that fill, and write to, each other's shared memory.
 
 use oxtile_tile::pipeline::Pipeline;
 use oxtile_tile::prelude::*;
 use oxtile_tile::scheduler::PersistentTiles;
 use oxtile_tile::shared::{SharedTile, Tiles};
 use oxtile_tile::tensor_map::TensorMap;
+use oxtile_tile::vector::Vector;
 use oxtile_tile::{cluster, warp};
 
 /// Blocks of a cluster.
@@ -60,4 +61,38 @@ pub fn cluster_share(input: TensorMap<u32, 8, 32>, output: GlobalMut<u32>) {
 fn grid(args: &ClusterShareArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
     LaunchError::check_length("output", u64::from(CLUSTER_OUTPUT), args.output.len())?;
     Ok(Grid::x(BLOCKS))
+}
+
+/// Blocks of a cluster that is made at launch.
+const WRITERS: u32 = 3;
+/// Words of output: four for each lane of each block.
+pub const CLUSTER_WRITE_OUTPUT: u32 = 2 * WRITERS * 4 * warp::LANES;
+
+#[derive(SharedStorage)]
+struct Words {
+    words: SharedArray<u32, { (WRITERS * 4 * warp::LANES) as usize }>,
+}
+
+/// Each block of a cluster writes 16 bytes a lane to all of them; each then folds what it got, in an order of its own.
+#[kernel(threads = 32, grid = write_grid, shared = Words, requires = sm_90a)]
+pub fn cluster_write(output: GlobalMut<u32>) {
+    let (Words { words }, rank) = (Words::claim(), cluster::rank());
+    let at = |rank: u32| 4 * (rank * warp::LANES + thread::lane());
+    cluster::sync();
+    for to in 0..WRITERS {
+        let seed = 2_654_435_761_u32.wrapping_mul((block::index()[0] * WRITERS + to) * warp::LANES + thread::lane() + 1);
+        words.store_vector_to(to, at(rank), Vector::from_words(core::array::from_fn(|i| seed.rotate_left(8 * i as u32))));
+    }
+    cluster::sync();
+    let mut folded = [rank; 4];
+    for i in 0..WRITERS {
+        let found = words.load_vector(at((rank + i) % WRITERS)).words();
+        folded = core::array::from_fn(|word| folded[word].rotate_left(3).wrapping_add(found[word]));
+    }
+    output.store_vector(u64::from(block::index()[0] * 4 * warp::LANES + at(0)), Vector::from_words(folded));
+}
+
+fn write_grid(args: &ClusterWriteArgs<'_>, _: &DeviceLimits) -> Result<Grid, LaunchError> {
+    LaunchError::check_length("output", u64::from(CLUSTER_WRITE_OUTPUT), args.output.len())?;
+    Ok(Grid::x(2 * WRITERS).in_clusters(WRITERS))
 }

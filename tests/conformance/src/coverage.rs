@@ -264,6 +264,7 @@ pub const COVERED: &[(&str, &[&str])] = &[
             "tensor_map::TensorMap::load_multicast",
         ],
     ),
+    ("cluster_write", &["shared::SharedArray::store_vector_to"]),
     ("copy_async_tile", &["pipeline::copy::copy_async_to_tile"]),
     (
         "copy_async_chunks",

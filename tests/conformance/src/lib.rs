@@ -44,6 +44,7 @@ oxtile_tile::source_hash!();
 /// Every kernel of this crate.
 pub const KERNELS: &[KernelFamily] = &[
     cluster::CLUSTER_SHARE,
+    cluster::CLUSTER_WRITE,
     convert::CONVERT_FROM_F32,
     convert::CONVERT_FROM_BYTES,
     convert::HALF_PAIRS,

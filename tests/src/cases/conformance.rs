@@ -22,7 +22,7 @@ pub(super) type Bytes = Result<Vec<u8>, String>;
 type Written = fn(&Runtime, &Stream) -> Bytes;
 
 pub fn cases() -> Vec<Case> {
-    let kernels: [(&str, Written); 49] = [
+    let kernels: [(&str, Written); 50] = [
         ("identity", identity),
         ("loads_and_stores", loads_and_stores),
         ("shared_memory", shared_memory),
@@ -64,6 +64,7 @@ pub fn cases() -> Vec<Case> {
         ("matrix_stacks", matrix_stacks),
         ("team_roles", team_roles),
         ("cluster_share", cluster_share),
+        ("cluster_write", cluster_write),
         ("copy_async_tile", copy_async_tile),
         ("copy_async_chunks", copy_async_chunks),
         ("warp_products", warp_products),
@@ -227,6 +228,13 @@ fn cluster_share(runtime: &Runtime, stream: &Stream) -> Bytes {
     let (input, mut output) = (run.input(&words(rows * columns))?, run.output(CLUSTER_OUTPUT)?);
     let map = text(TensorMap::new(stream, input.view(), [u64::from(rows), u64::from(columns)]))?;
     run.launch::<ClusterShare>(ClusterShareArgs { input: map.view(), output: output.view_mut() })?;
+    run.bytes(&output)
+}
+
+fn cluster_write(runtime: &Runtime, stream: &Stream) -> Bytes {
+    let run = Run { runtime, stream };
+    let mut output = run.output(CLUSTER_WRITE_OUTPUT)?;
+    run.launch::<ClusterWrite>(ClusterWriteArgs { output: output.view_mut() })?;
     run.bytes(&output)
 }
 

@@ -137,7 +137,7 @@ impl Device {
         let mut launch = Launch::new(K::INFO.name, grid.x, K::INFO.threads, K::emulate)
             .arguments(words.as_slice())
             .shared(K::INFO.shared_bytes)
-            .cluster(K::INFO.cluster);
+            .cluster(K::INFO.cluster * grid.cluster);
         launch.grid = [grid.x, grid.y, grid.z];
         GridRun::new(&self.memory, launch, self.options.clone()).map_err(Outcome::Faulted)
     }

@@ -66,6 +66,14 @@ pub fn shared_write<const N: usize>(offset: u32, value: [u8; N]) {
     access::shared_write(thread, offset, value, Location::caller());
 }
 
+/// Stores `N` (1, 2, 4, 8 or 16) bytes at an offset into the shared memory of the block of `rank` in this cluster (`mapa`, `st.shared::cluster`).
+#[track_caller]
+#[inline]
+pub fn cluster_write<const N: usize>(offset: u32, rank: u32, value: [u8; N]) {
+    let Some(thread) = acting() else { return };
+    access::cluster_write(thread, offset, rank, value, Location::caller());
+}
+
 /// Reads, modifies and writes a word in one step; returns what was there (`atom`). Sums of `f32` in global memory take subnormal numbers for
 /// zeros of their sign, as the hardware does; those in shared memory keep them.
 #[track_caller]

@@ -1,4 +1,4 @@
-//! Clusters of blocks. PTX ISA 5.1 (`.shared::cluster`), 9.7.13.4 (`barrier.cluster`), 9.7.9.25.5 (multicast); sm_90.
+//! Clusters of blocks. PTX ISA 5.1 (`.shared::cluster`), 9.7.9.22 (`mapa`), 9.7.13.4 (`barrier.cluster`), 9.7.9.25.5 (multicast); sm_90.
 
 /// What blocks of a cluster do together.
 pub trait Cluster {
@@ -6,6 +6,11 @@ pub trait Cluster {
     fn rank() -> u32;
     /// `barrier.cluster.arrive.aligned`, `barrier.cluster.wait.aligned`: waits for all threads of all blocks.
     fn sync();
+    /// `mapa`, `st.shared::cluster.v4.b32`: stores at this address of the block of this rank.
+    ///
+    /// # Safety
+    /// `address` is 16-byte aligned and inside the arena of that block, which has not ended.
+    unsafe fn store_vector_to(address: u32, rank: u32, value: [u32; 4]);
     /// `@predicate mapa`, `@predicate mbarrier.arrive.shared::cluster.b64`: arrives at the mbarrier at this address of the
     /// block of this rank.
     ///

@@ -11,17 +11,29 @@ pub struct Grid {
     pub y: u32,
     /// At most 65535.
     pub z: u32,
+    /// Blocks of a cluster that is made at launch, of which `x` is a multiple: at most 8, of a kernel that is compiled for none; 1 means as it is compiled.
+    pub cluster: u32,
 }
 
 impl Grid {
     /// A grid of `x` blocks. Zero blocks is legal: the launch does nothing.
     pub const fn x(x: u32) -> Self {
-        Self { x, y: 1, z: 1 }
+        Self::xyz(x, 1, 1)
     }
 
     /// A grid of `x` by `y` blocks.
     pub const fn xy(x: u32, y: u32) -> Self {
-        Self { x, y, z: 1 }
+        Self::xyz(x, y, 1)
+    }
+
+    /// A grid of `x` by `y` by `z` blocks.
+    pub const fn xyz(x: u32, y: u32, z: u32) -> Self {
+        Self { x, y, z, cluster: 1 }
+    }
+
+    /// The same in clusters of so many neighbours in x, which run at the same time ([`cluster`](crate::cluster)). Needs sm_90.
+    pub const fn in_clusters(self, blocks: u32) -> Self {
+        Self { cluster: blocks, ..self }
     }
 
     /// One block for every `per_block` of `items`.
@@ -63,7 +75,7 @@ impl Grid {
         LaunchError::check_limit(argument, items, (LIMIT * LIMIT).saturating_mul(per_block))?;
         let blocks = items.div_ceil(per_block);
         let z = blocks.div_ceil(LIMIT).max(1);
-        Ok(Self { x, y: blocks.div_ceil(z) as u32, z: z as u32 })
+        Ok(Self::xyz(x, blocks.div_ceil(z) as u32, z as u32))
     }
 
     /// The number of blocks.
@@ -196,10 +208,10 @@ mod tests {
 
     #[test]
     fn blocks_down_are_folded_into_z() {
-        assert_eq!(Grid::down(3, "rows", 0, 8), Ok(Grid { x: 3, y: 0, z: 1 }));
-        assert_eq!(Grid::down(3, "rows", 65_535 * 8, 8), Ok(Grid { x: 3, y: 65_535, z: 1 }));
+        assert_eq!(Grid::down(3, "rows", 0, 8), Ok(Grid::xy(3, 0)));
+        assert_eq!(Grid::down(3, "rows", 65_535 * 8, 8), Ok(Grid::xy(3, 65_535)));
         // One block is beyond the last.
-        assert_eq!(Grid::down(3, "rows", 65_536 * 8 + 1, 8), Ok(Grid { x: 3, y: 32_769, z: 2 }));
+        assert_eq!(Grid::down(3, "rows", 65_536 * 8 + 1, 8), Ok(Grid::xyz(3, 32_769, 2)));
         for items in (1..20).map(|shift| (1_u64 << 35 >> shift) + 5) {
             let Grid { y, z, .. } = Grid::down(1, "rows", items, 8).unwrap();
             let (blocks, found) = (items.div_ceil(8), u64::from(y) * u64::from(z));

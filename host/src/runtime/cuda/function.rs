@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Mutex;
 
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
-use oxtile_tile::launch::KernelInfo;
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUstream};
+use oxtile_tile::launch::{Grid, KernelInfo};
 
 use super::driver::check;
 use crate::runtime::backend::FunctionId;
@@ -43,6 +44,46 @@ impl Functions {
         }
         Err(refused.unwrap_or_else(|| Error::NoKernels { package: info.package, kernel: info.name, searched: Vec::new() }))
     }
+}
+
+/// Enqueues a kernel in a grid of blocks of so many threads and bytes of shared memory.
+///
+/// # Safety
+/// The function is of the current context, as the stream is, and takes these parameters, which point to their values. The memory that the kernel uses lives until it has ended.
+pub(super) unsafe fn launch(
+    function: CUfunction,
+    grid: Grid,
+    [threads, shared]: [u32; 2],
+    stream: CUstream,
+    parameters: &mut [*mut c_void],
+) -> Result<()> {
+    let Grid { x, y, z, cluster } = grid;
+    let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
+    if cluster == 1 {
+        // SAFETY: the caller vouches for all of it.
+        let result = unsafe { sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, extra) };
+        return check("cuLaunchKernel", result);
+    }
+    // SAFETY: a union of plain numbers, for which zeros are values.
+    let mut value: sys::CUlaunchAttributeValue = unsafe { mem::zeroed() };
+    value.clusterDim.x = cluster;
+    value.clusterDim.y = 1;
+    value.clusterDim.z = 1;
+    let mut attribute = sys::CUlaunchAttribute { id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, pad: [0; 4], value };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream,
+        attrs: &raw mut attribute,
+        numAttrs: 1,
+    };
+    // SAFETY: as above; the configuration and its one attribute outlive the call, which keeps neither.
+    check("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&raw const config, function, parameters, extra) })
 }
 
 fn load(info: &KernelInfo, image: &KernelImage) -> Result<FunctionId> {

@@ -13,7 +13,7 @@ use oxtile_tile::launch::{ArgumentWords, KernelInfo};
 use super::context::Context;
 use super::cublaslt::CublasLt;
 use super::driver::{check, start};
-use super::function::Functions;
+use super::function::{self, Functions};
 use super::pinned::PinnedPool;
 use super::virtual_memory::VirtualMemory;
 use super::{copy, word};
@@ -315,15 +315,12 @@ impl Backend for Platform {
             *parameter = ptr::from_ref(word).cast_mut().cast();
         }
         let (function, grid, threads) = (launch.function.0 as CUfunction, launch.grid, launch.info.threads);
-        let (shared, extra) = (launch.info.shared_bytes, ptr::null_mut());
+        let shared = launch.info.shared_bytes;
         self.work(stream, work, || {
             // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
             // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
             // that they point to until the stream's work is done, and `Kernel::grid` checked their sizes.
-            let result = unsafe {
-                sys::cuLaunchKernel(function, grid.x, grid.y, grid.z, threads, 1, 1, shared, stream.cuda(), parameters.as_mut_ptr(), extra)
-            };
-            check("cuLaunchKernel", result)
+            unsafe { function::launch(function, grid, [threads, shared], stream.cuda(), &mut parameters) }
         })
     }
 

@@ -296,7 +296,7 @@ impl Backend for Cluster {
             kernel: info.name.to_owned(),
             grid: [launch.grid.x, launch.grid.y, launch.grid.z],
             block: [info.threads, 1, 1],
-            cluster: [info.cluster, 1, 1],
+            cluster: [info.cluster * launch.grid.cluster, 1, 1],
             shared_bytes: info.shared_bytes,
             arguments: words.as_slice().to_vec(),
             body: launch.body,

@@ -3,6 +3,7 @@
 use oxtile_emulator::device;
 
 use super::Emulated;
+use super::memory::bytes;
 use crate::arch::Cluster;
 
 impl Cluster for Emulated {
@@ -16,6 +17,12 @@ impl Cluster for Emulated {
     #[track_caller]
     fn sync() {
         device::cluster_sync();
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn store_vector_to(address: u32, rank: u32, value: [u32; 4]) {
+        device::cluster_write(address, rank, bytes(value));
     }
 
     #[inline(always)]

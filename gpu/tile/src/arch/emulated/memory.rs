@@ -56,7 +56,7 @@ fn words(bytes: [u8; 16]) -> [u32; 4] {
 }
 
 #[inline(always)]
-fn bytes(words: [u32; 4]) -> [u8; 16] {
+pub(super) fn bytes(words: [u32; 4]) -> [u8; 16] {
     // SAFETY: same size, any bit pattern is valid.
     unsafe { core::mem::transmute(words) }
 }

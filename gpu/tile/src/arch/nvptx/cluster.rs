@@ -26,6 +26,15 @@ impl Cluster for Nvptx {
     }
 
     #[inline(always)]
+    unsafe fn store_vector_to(address: u32, rank: u32, [a, b, c, d]: [u32; 4]) {
+        // SAFETY: see above.
+        unsafe {
+            asm!("{{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {4}, {5}; st.shared::cluster.v4.b32 [remote], {{{0}, {1}, {2}, {3}}}; }}",
+                in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, in(reg32) address, in(reg32) rank, options(nostack));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn arrive_remote_if(address: u32, rank: u32, predicate: bool) {
         // SAFETY: see above.
         unsafe {
