@@ -117,6 +117,8 @@ impl ReduceScatterConfig {
         let panels = self.panels.map_or_else(|| self.whole_panels(ranks), |panels| vec![panels]);
         let times = panels.into_iter().map(|panels| (panels, self.time_whole::<T, O>(ranks, rates, of_all, panels)));
         let whole = times.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|_| is_taken(ScatterMethod::Whole));
+        // On four H200s no copy was hidden: 615, 1142 and 175 us, of products of 371, 419 and 95 and copies of 269, 524 and 75.
+        let whole = whole.map(|(panels, time)| (panels, if ranks.get() > 2 { time.max(alone + wire) } else { time }));
         let predicted =
             ScatterTimes { product: alone, wire, direct, whole: whole.map(|of| of.1), fused: fused.1, sequential: sequential.1 };
         if let Some((method, why)) = refused.iter().find(|(method, _)| self.method == Some(*method)) {
@@ -126,9 +128,13 @@ impl ReduceScatterConfig {
             Some(method) => (method, "it is asked for".to_owned()),
             None if ranks == WorldSize::ONE => (ScatterMethod::Sequential, "one rank adds nothing".to_owned()),
             None => {
-                // What waits in the stream alone is taken where a kernel that waits is not clearly faster.
-                let waits = [ScatterMethod::Whole, ScatterMethod::Direct, ScatterMethod::Fused];
-                let waits = waits.into_iter().filter_map(|method| Some((method, predicted.of(method)?)));
+                // What waits in the stream alone is taken where a kernel that waits is not clearly faster. Among four ranks `Whole` was the slowest at
+                // all shapes that were measured, and `Direct` never faster than `Fused` (`overlap_scattered_four_h200_cc514996.json`): beyond two ranks both are taken where they are asked for.
+                let waits: &[_] = match ranks.get() {
+                    ..=2 => &[ScatterMethod::Whole, ScatterMethod::Direct, ScatterMethod::Fused],
+                    _ => &[ScatterMethod::Fused],
+                };
+                let waits = waits.iter().copied().filter_map(|method| Some((method, predicted.of(method)?)));
                 let faster = waits.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, time)| *time < 0.98 * sequential.1);
                 let (method, time) = faster.unwrap_or((ScatterMethod::Sequential, sequential.1));
                 (method, format!("{time:.1} us predicted, of a product of {alone:.1} and copies of {wire:.1}"))
@@ -184,20 +190,22 @@ mod tests {
     use crate::overlap::sizes::Global;
 
     #[test]
-    fn large_products_are_in_panels_and_short_sums_of_four_ranks_one_kernel() {
+    fn large_products_are_in_panels_and_of_four_ranks_never_one_kernel() {
         let of = |sizes, ranks| {
             let config = ReduceScatterConfig::new(sizes);
             config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap()
         };
         let choose = |m, ranks| of(Global { m, n: 8192, k: 8192 }, ranks);
         let short = of(Global { m: 16384, n: 8192, k: 4096 }, 4);
-        assert!(short.method == ScatterMethod::Whole && short.panels > 1, "{short}");
-        // Of four ranks nothing is measured.
-        for (ranks, method) in [(2, ScatterMethod::Fused), (4, ScatterMethod::Whole)] {
+        assert!(short.method == ScatterMethod::Fused && short.panels > 1, "{short}");
+        let asked =
+            ReduceScatterConfig { method: Some(ScatterMethod::Whole), ..ReduceScatterConfig::new(Global { m: 16384, n: 8192, k: 4096 }) };
+        assert_eq!(asked.choose::<bf16, bf16>(WorldSize::new(4).unwrap(), &Rates::H200).unwrap().method, ScatterMethod::Whole);
+        for ranks in [2, 4] {
             let large = choose(8192, ranks);
-            assert!(large.method == method && large.panels > 1, "{large}");
+            assert!(large.method == ScatterMethod::Fused && large.panels > 1, "{large}");
             let ScatterTimes { product, wire, whole, fused, .. } = large.predicted;
-            assert!((product.max(wire)..1.2 * product.max(wire)).contains(&whole.unwrap()), "{large}");
+            assert!(whole.unwrap() > product.max(wire), "{large}");
             assert!((product.max(wire)..1.25 * product.max(wire)).contains(&fused), "{large}");
             // Shards of no whole tiles.
             let ragged = choose(8000, ranks);

@@ -41,7 +41,7 @@ pub struct ReduceScatterConfig {
     pub beta: f32,
     /// What comes last, after the bias: of whole sums.
     pub activation: Activation,
-    /// The method; none: [the fastest by the model](Self::choose).
+    /// The method; none: [the fastest by the model](Self::choose), beyond two ranks of `Fused` and `Sequential`, as four showed.
     pub method: Option<ScatterMethod>,
     /// Parts of a rank's rows, each of which has a flag, at most [`MOST_PANELS`](Self::MOST_PANELS); none: as the model finds best. Each has a multiple of 256 rows, so that
     /// there may be fewer.
