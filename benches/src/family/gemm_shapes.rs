@@ -180,12 +180,14 @@ fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: u64, pool: &Pool<T>,
     Ok(prepared)
 }
 
-/// Of each kernel the plan of whole tiles and the three that are predicted to be the fastest, unless one of another kernel is predicted to take half the time.
+/// Of each kernel the plan of whole tiles, and of those that split sums in device memory, and in clusters, the three that are predicted to be the fastest, unless one of another kernel is
+/// predicted to take half the time.
 fn rivals(plans: &[GemmPlan]) -> Vec<GemmPlan> {
     let fastest = plans.iter().map(|plan| plan.microseconds).fold(f64::INFINITY, f64::min);
     let mut chosen: Vec<GemmPlan> = Vec::new();
     for plan in plans.iter().filter(|plan| plan.microseconds < 2.0 * fastest) {
-        if plan.parts == 1 || chosen.iter().filter(|other| other.kernel == plan.kernel && other.parts > 1).count() < 3 {
+        let alike = |other: &&GemmPlan| other.kernel == plan.kernel && other.parts > 1 && other.in_clusters == plan.in_clusters;
+        if plan.parts == 1 || chosen.iter().filter(alike).count() < 3 {
             chosen.push(*plan);
         }
     }

@@ -16,6 +16,9 @@ pub trait Division<const RANK: usize>: Copy {
     /// What ranks do with the tiles.
     type Sharing: Sharing;
 
+    /// Whether parts of tiles may be the blocks of clusters that are made at launch.
+    const IN_CLUSTERS: bool = false;
+
     /// The work of the calling cluster in a product of this shape, for tiles of a cluster of so many rows and columns, and steps of `depth` elements.
     fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Self::Order;
 
@@ -34,10 +37,13 @@ impl Division<2> for Split {
     type Arrival = Present;
     type Sharing = Complete;
 
+    const IN_CLUSTERS: bool = true;
+
     #[inline(always)]
     #[track_caller]
     fn order<const CLUSTER: u32>(&self, shape: Shape, tile: [u32; 2], depth: u32) -> Order {
-        Order::new::<CLUSTER>(shape.tiles(tile), shape.k.div_ceil(depth), [self.whole, self.parts])
+        let order = Order::new::<CLUSTER>(shape.tiles(tile), shape.k.div_ceil(depth), [self.whole, self.parts]);
+        if self.is_in_clusters() { order.in_clusters() } else { order }
     }
 
     #[inline(always)]

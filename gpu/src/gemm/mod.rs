@@ -4,7 +4,7 @@
 //! (`Order`). In each block, one thread fills a ring of stages of operands by TMA: its rows of `A`, and its share of the columns of `B` for
 //! all blocks of the cluster. Two warpgroups multiply, with one group of multiplications in flight while they wait for the next stage.
 //! The finished tile leaves through shared memory, 128 bytes of each row at a time, while the first stages of the next tile arrive.
-//! Where there are few tiles, their sums are [split](Split) along K, and added up in a fixed order.
+//! Where there are few tiles, their sums are [split](Split) along K, and added up in a fixed order: in device memory, or by the blocks of a cluster in shared memory.
 //!
 //! | barrier | between |
 //! |---|---|
@@ -23,6 +23,7 @@
 //! | `stage` | what a stage of the ring holds |
 //! | `tensors` | what is multiplied, and where the result goes |
 //! | `split` | tiles whose sum is split along K |
+//! | `cluster_sum` | the same among the blocks of a cluster, which add up in shared memory |
 //! | `scattered`, `sharing` | the kernel of a product whose sum ranks share; what they do with its tiles: a compile-time policy |
 //! | `gathered`, `gathering` | the kernel of what arrives while it runs; what arrives: a compile-time policy |
 //! | `grouped`, `groups` | the kernel of groups, each of which has a product of its own; their order |
@@ -41,6 +42,7 @@
 mod any;
 mod arrival;
 mod blocks;
+mod cluster_sum;
 mod division;
 mod epilogue;
 mod fusion;
@@ -73,8 +75,8 @@ pub use panels::{OperandRows, OperandRowsArgument};
 pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUMNS, PORTABLE_ROWS, PairElement};
 pub use scattered::{GEMM_SCATTERED, GemmScattered, GemmScatteredArgs};
 pub use sharing::{Away, AwayArgument, MEMBER};
-pub use split::{Split, SplitArgument};
-pub use tile_shape::{Tile64x64, Tile64x128, Tile128x128, Tile128x256, TileShape};
+pub use split::{CLUSTER_PARTS, Split, SplitArgument};
+pub use tile_shape::{Tile64x64, Tile64x128, Tile128x80, Tile128x96, Tile128x112, Tile128x128, Tile128x176, Tile128x256, TileShape};
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::layout::Swizzle128;
@@ -115,11 +117,13 @@ impl Shape {
     }
 }
 
-/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D`, read where `fusion.beta` is not 0.
+/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D` too, the same memory: it is read where `fusion.beta` is not 0, and written where a part of the result does not leave in boxes of 64 rows of 128 bytes (parts in clusters, and tiles whose columns are no multiple of such a box's).
 #[kernel(threads = S::THREADS, min_blocks = S::BLOCKS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128, Tile64x64], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x176, Tile128x112, Tile128x96, Tile128x80], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x176, Tile128x112, Tile128x96], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [false], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
@@ -178,7 +182,15 @@ fn grid<
     if args.few.is_some() {
         LaunchError::check_limit("few", args.shape.m.into(), if M_MAJOR { 0 } else { MOST_FEW.into() })?;
     }
-    let work = args.split.check(rows * columns, args.shape.k.div_ceil(DEPTH as u32), [S::CLUSTER * S::WARPGROUPS, S::PIECE])?;
+    if args.split.is_in_clusters() || S::COLUMNS % WIDTH as u32 != 0 {
+        LaunchError::check_alignment("old", 2 * size_of::<O>() as u64, args.old.address())?;
+        LaunchError::check_multiple("shape.n", 2, args.shape.n.into())?;
+    }
+    let steps = args.shape.k.div_ceil(DEPTH as u32);
+    if S::IN_CLUSTERS && args.split.is_in_clusters() {
+        return args.split.clusters(rows * columns, steps);
+    }
+    let work = args.split.check(rows * columns, steps, [S::CLUSTER * S::WARPGROUPS, S::PIECE])?;
     let clusters = (device.multiprocessors * S::BLOCKS / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }

@@ -72,6 +72,17 @@ impl Order {
     }
 }
 
+impl Order {
+    /// The same where the blocks of a cluster have the parts of one tile: one piece of work for each block.
+    #[inline(always)]
+    #[track_caller]
+    pub fn in_clusters(self) -> Self {
+        let Self { split, parts, .. } = self;
+        let block = block::index()[0];
+        Self { next: block / parts.max(1) + split * (block % parts.max(1)), stride: split * parts, ..self }
+    }
+}
+
 impl WorkOrder for Order {
     type Place = Alone;
 

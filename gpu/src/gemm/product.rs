@@ -10,6 +10,7 @@ use oxtile_tile::sync::{self, NamedBarrier};
 use oxtile_tile::warpgroup;
 
 use super::arrival::Arrival;
+use super::cluster_sum::Room;
 use super::division::Division;
 use super::order::WorkOrder;
 use super::place::Place;
@@ -145,6 +146,10 @@ where
                 }
             }
             let mut tile = product.wait();
+            if Self::IN_CLUSTERS && W::IN_CLUSTERS && division.split().is_in_clusters() {
+                Room(shared.ring.stages()).add_and_store::<_, COLUMNS, _, _, _>(&tile, tensors, origin, (number, division.split().parts));
+                return;
+            }
             release::<_, CLUSTER>(stage);
             if let Some(of_tile) = work.part {
                 let (rows, word) = (m.saturating_sub(origin[0]), shared.last.tile(part[0]).tile(part[1]));
@@ -160,7 +165,7 @@ where
                 let Some(row) = sharing.own(origin[0]) else {
                     if let Some(others) = others {
                         let [owner, row] = sharing.place(origin[0]);
-                        epilogue::store(others, [owner, row, origin[1]], &tile, staging, number);
+                        epilogue::store_parts(others, [owner, row, origin[1]], &tile, staging, number);
                         sharing.leave(origin[0]);
                     }
                     continue;
@@ -178,7 +183,10 @@ where
                 }
             }
             fusion.apply::<_, true>(&mut tile, factor, old, [end, *n], [first + origin[0], origin[1]]);
-            epilogue::store(d, work.place.d(origin), &tile, staging, number);
+            let rest = epilogue::store_parts(d, work.place.d(origin), &tile, staging, number);
+            if rest < COLUMNS {
+                tile.store(old, origin, [end, *n], rest);
+            }
         }
         sharing.land();
     }

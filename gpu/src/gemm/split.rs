@@ -2,6 +2,7 @@
 //!
 //! Each warpgroup leaves the sum of its part in device memory, as its registers hold it, and takes a ticket of its 64 rows. The one that takes the
 //! last ticket adds the parts up, in the order of K: bits do not depend on which comes last. No warpgroup waits for another.
+//! Where there is no memory for parts, those of a tile are blocks of a [cluster](super::cluster_sum).
 
 use oxtile_tile::arch::{Columns, MatrixColumns};
 use oxtile_tile::atomic;
@@ -19,11 +20,14 @@ pub struct Split {
     pub whole: u32,
     /// The number of parts of each of the others, at most the number of steps along K.
     pub parts: u32,
-    /// The parts' sums, in pieces of a warpgroup's tile: by tile, block of the cluster, warpgroup and part. None if no tile is split.
+    /// The parts' sums, in pieces of a warpgroup's tile: by tile, block of the cluster, warpgroup and part. None if no tile is split, or all are among the blocks of clusters.
     pub sums: Option<GlobalMut<f32>>,
-    /// Tickets taken, one counter for each warpgroup of each of these tiles. All are zero before and after a launch. None if no tile is split.
+    /// Tickets taken, one counter for each warpgroup of each of these tiles. All are zero before and after a launch. None as `sums`.
     pub tickets: Option<GlobalMut<u32>>,
 }
+
+/// The numbers of parts that the blocks of a cluster can have: 8 blocks are the most that every device takes, and the slices of 7 do not fit a block's memory.
+pub const CLUSTER_PARTS: [u32; 6] = [2, 3, 4, 5, 6, 8];
 
 /// Elements from one pair of a thread's columns to its next in a piece: those of all threads of a warpgroup.
 const PAIR: u64 = 4 * warpgroup::THREADS as u64;
@@ -34,6 +38,12 @@ const TOGETHER: usize = 16;
 impl Split {
     /// No tile is split.
     pub const NONE: Self = Self { whole: u32::MAX, parts: 1, sums: None, tickets: None };
+
+    /// Whether the parts of each tile are the blocks of a cluster, which add them up in shared memory.
+    #[inline(always)]
+    pub fn is_in_clusters(&self) -> bool {
+        self.whole == 0 && self.parts > 1 && self.tickets.is_none()
+    }
 
     /// Brings the counter of a part into the L2 cache before it is needed: it was last written in another launch. A hint; any threads call it.
     #[inline(always)]
@@ -109,6 +119,23 @@ impl Split {
 }
 
 impl SplitArgument<'_> {
+    /// Whether the parts of each tile are the blocks of a cluster, made at launch.
+    pub(super) fn is_in_clusters(&self) -> bool {
+        self.whole == 0 && self.parts > 1 && self.sums.is_none() && self.tickets.is_none()
+    }
+
+    /// Refuses parts that do not fit clusters, of a product of so many tiles and steps. Returns the grid.
+    pub(super) fn clusters(&self, tiles: u64, steps: u32) -> Result<Grid, LaunchError> {
+        let most = CLUSTER_PARTS[CLUSTER_PARTS.len() - 1];
+        LaunchError::check_limit("split.parts", self.parts.into(), steps.min(most).into())?;
+        if !CLUSTER_PARTS.contains(&self.parts) {
+            LaunchError::check_limit("split.parts", self.parts.into(), u64::from(self.parts) - 1)?;
+        }
+        // Indices of work are words.
+        LaunchError::check_limit("split.parts", tiles * u64::from(self.parts), u64::from(u32::MAX / 2))?;
+        Ok(Grid::x(tiles as u32 * self.parts).in_clusters(self.parts))
+    }
+
     /// Refuses what does not fit a product of so many clusters' tiles and steps, for warpgroups of a cluster and elements of the tile of each. Returns how
     /// many pieces of work there are.
     pub(super) fn check(&self, tiles: u64, steps: u32, [warpgroups, piece]: [u32; 2]) -> Result<u64, LaunchError> {

@@ -23,8 +23,11 @@ type Boxes<T, const DEPTH: usize> = Tiles<SharedTile<T, FEW, DEPTH, Swizzle128>,
 /// Words of a row of a part, which is 128 bytes.
 const ROW_WORDS: u32 = 32;
 
-/// A part of `A`, its boxes, and its words, which are zeroed.
-type LeftPart<T, const DEPTH: usize> = Overlay<Part<T, DEPTH>, Overlay<Boxes<T, DEPTH>, SharedArray<u32, { PART * ROW_WORDS as usize }>>>;
+/// Words of a part.
+pub(super) const PART_WORDS: usize = PART * ROW_WORDS as usize;
+
+/// A part of `A`, its boxes, and its words, which are zeroed, or hold sums.
+type LeftPart<T, const DEPTH: usize> = Overlay<Part<T, DEPTH>, Overlay<Boxes<T, DEPTH>, SharedArray<u32, PART_WORDS>>>;
 
 /// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` each.
 #[derive(SharedStorage, Clone, Copy)]
@@ -139,14 +142,20 @@ where
         }
     }
 
+    /// The memory of a part of `A`, for other use while no operand is there.
+    #[inline(always)]
+    pub fn words(self, part: u32) -> SharedArray<u32, PART_WORDS> {
+        self.a.tile(part).second().second()
+    }
+
     /// Zeros the rows of the only part of `A` from `first` on, which no box fills. Threads share them, each by its number of so many; a fence of the async
     /// proxy and a barrier come after it.
     #[inline(always)]
     #[track_caller]
     pub fn clear(self, first: u32, [thread, threads]: [u32; 2]) {
-        let words = self.a.tile(0).second().second();
+        let words = self.words(0);
         let mut at = ROW_WORDS * first + 4 * thread;
-        while at < const { PART as u32 * ROW_WORDS } {
+        while at < const { PART_WORDS as u32 } {
             words.store_vector(at, Vector::from_words([0; 4]));
             at += 4 * threads;
         }

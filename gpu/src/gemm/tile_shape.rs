@@ -3,9 +3,13 @@
 //! | shape | rows, columns | warpgroups | stages | cluster | for |
 //! |---|---|---|---|---|---|
 //! | [`Tile128x256`] | 128, 256 | one above the other | 4 of 48 KiB | 2 blocks, 256 rows | large products |
+//! | [`Tile128x176`] | 128, 176 | one above the other | 4 of 40 KiB | none | widths that fill the last wave of tiles |
 //! | [`Tile128x128`] | 128, 128 | one above the other | 6 of 32 KiB | none | few rows or columns |
+//! | [`Tile128x112`], [`Tile128x96`], [`Tile128x80`] | 128; 112, 96, 80 | one above the other | 6 of 32 KiB | none | widths that fill the only wave |
 //! | [`Tile64x128`] | 64, 128 | side by side | 8 of 24 KiB | none | up to 64 rows, and small products |
 //! | [`Tile64x64`] | 64, 64 | one | 6 of 16 KiB | none, two blocks a multiprocessor | few rows: weights that are read once |
+//!
+//! Columns of `B` are loaded 64 at a time: those that a tile does not have are loaded and not multiplied.
 //!
 //! If `A` has at most 48 rows, tiles of 64 load it in boxes of 16: a box is filled at one rate, whether its rows are in the matrix or not.
 
@@ -20,7 +24,9 @@ use oxtile_tile::warpgroup::{self, Role, Roles};
 use oxtile_tile::{cluster, epilogue};
 
 use super::PART;
+use super::cluster_sum;
 use super::division::Division;
+use super::sharing::Sharing;
 use super::stage::Stage;
 use super::tensors::Tensors;
 
@@ -38,6 +44,8 @@ pub trait TileShape: 'static {
     const THREADS: u32 = (1 + Self::WARPGROUPS) * warpgroup::THREADS;
     /// Blocks that share a multiprocessor.
     const BLOCKS: u32;
+    /// Whether the parts of a tile can be the blocks of a cluster that is made at launch.
+    const IN_CLUSTERS: bool;
     /// Elements of a warpgroup's tile.
     const PIECE: u32 = Self::ROWS * Self::COLUMNS / Self::WARPGROUPS;
     /// The shared memory of a block.
@@ -53,7 +61,7 @@ pub trait TileShape: 'static {
         W: Division<RANK>;
 }
 
-/// Warpgroups that multiply 64 rows and `COLUMNS` columns each, which are `PANELS` parts of 64 columns of `B`. `PRODUCER` and `CONSUMER` are registers of
+/// Warpgroups that multiply 64 rows and `COLUMNS` columns each, for which `PANELS` parts of 64 columns of `B` are loaded. `PRODUCER` and `CONSUMER` are registers of
 /// [`Roles`]; where they are 0, two blocks share a multiprocessor.
 pub struct BlockTile<
     const ROW_PARTS: usize,
@@ -71,6 +79,14 @@ pub struct BlockTile<
 pub type Tile128x256 = BlockTile<2, 1, 256, 4, 4, 2, 2, 40, 232>;
 /// 128 rows, 128 columns.
 pub type Tile128x128 = BlockTile<2, 1, 128, 2, 6, 1, 2, 40, 232>;
+/// 128 rows, 176 columns.
+pub type Tile128x176 = BlockTile<2, 1, 176, 3, 4, 1, 2, 40, 232>;
+/// 128 rows, 112 columns.
+pub type Tile128x112 = BlockTile<2, 1, 112, 2, 6, 1, 2, 40, 232>;
+/// 128 rows, 96 columns.
+pub type Tile128x96 = BlockTile<2, 1, 96, 2, 6, 1, 2, 40, 232>;
+/// 128 rows, 80 columns.
+pub type Tile128x80 = BlockTile<2, 1, 80, 2, 6, 1, 2, 40, 232>;
 /// 64 rows, 128 columns.
 pub type Tile64x128 = BlockTile<1, 2, 64, 1, 8, 1, 2, 40, 232>;
 /// 64 rows, 64 columns.
@@ -115,6 +131,7 @@ where
     const CLUSTER: u32 = CLUSTER;
     const WARPGROUPS: u32 = WARPGROUPS;
     const BLOCKS: u32 = if CONSUMER == 0 { 2 } else { 1 };
+    const IN_CLUSTERS: bool = CLUSTER == 1 && cluster_sum::has_room(STAGES * ROW_PARTS, WARPGROUPS, COLUMNS);
     type Shared<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize> =
         Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>;
 
@@ -128,7 +145,13 @@ where
         W: Division<RANK>,
     {
         const {
-            assert!(ROW_PARTS * COLUMN_PARTS == WARPGROUPS as usize && PANELS * PART == COLUMNS, "the warpgroups share the tile");
+            assert!(ROW_PARTS * COLUMN_PARTS == WARPGROUPS as usize, "the warpgroups share the tile");
+            assert!(COLUMNS.div_ceil(PART) == PANELS, "panels have the columns");
+            // Those beyond whole boxes are stored to the one matrix of the result.
+            assert!(
+                COLUMNS.is_multiple_of(WIDTH) || (RANK == 2 && !<W::Sharing as Sharing>::SHARES),
+                "tiles of several matrices are whole boxes"
+            );
             assert!((PANELS as u32).is_multiple_of(CLUSTER), "blocks of a cluster load equal shares of B");
         }
         let shared = Shared::<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>::claim();
@@ -140,10 +163,16 @@ where
         let order = || {
             tensors.division.order::<CLUSTER>(tensors.shape, const { [CLUSTER * Self::ROWS, <Self as TileShape>::COLUMNS] }, DEPTH as u32)
         };
+        // Of a cluster that was made at launch, of blocks that each have a part of a tile.
+        let in_clusters = Self::IN_CLUSTERS && W::IN_CLUSTERS && tensors.division.split().is_in_clusters();
         match Roles::<WARPGROUPS, PRODUCER, CONSUMER>::role() {
             Role::Producer(role) => {
                 if role.begin() {
                     Self::produce::<A, B, DEPTH, O, WIDTH, RANK, W, M_MAJOR, N_MAJOR>(&tensors, order(), shared.ring.producer(), rank);
+                }
+                if in_clusters {
+                    cluster::sync();
+                    cluster::sync();
                 }
             }
             Role::Consumer(role) => {

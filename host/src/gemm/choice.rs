@@ -1,5 +1,7 @@
 //! Which kernel a product takes, and why.
 
+use oxtile_kernels::gemm::CLUSTER_PARTS;
+
 use super::config::GemmConfig;
 use super::plan::{GemmPlan, MOST_PARTS, Problem, transposing};
 use super::table::GemmOperands;
@@ -42,8 +44,16 @@ pub enum GemmKernel {
 pub enum GemmTile {
     /// 128 rows and 256 columns, in clusters of two blocks that are 256 rows high.
     Tile128x256,
+    /// 128 rows and 176 columns.
+    Tile128x176,
     /// 128 rows and columns.
     Tile128x128,
+    /// 128 rows and 112 columns.
+    Tile128x112,
+    /// 128 rows and 96 columns.
+    Tile128x96,
+    /// 128 rows and 80 columns.
+    Tile128x80,
     /// 64 rows and 128 columns.
     Tile64x128,
     /// 64 rows and columns, by two blocks of each multiprocessor.
@@ -62,7 +72,16 @@ impl GemmKernel {
 
 impl GemmTile {
     /// All.
-    pub const ALL: [Self; 4] = [Self::Tile128x256, Self::Tile128x128, Self::Tile64x128, Self::Tile64x64];
+    pub const ALL: [Self; 8] = [
+        Self::Tile128x256,
+        Self::Tile128x176,
+        Self::Tile128x128,
+        Self::Tile128x112,
+        Self::Tile128x96,
+        Self::Tile128x80,
+        Self::Tile64x128,
+        Self::Tile64x64,
+    ];
 }
 
 /// The multiprocessors of an H100 and an H200.
@@ -167,10 +186,19 @@ impl GemmConfig {
         let Some((_, tile)) = kernels.iter().find(|(kernel, _)| *kernel == plan.kernel) else {
             return Err(format!("{:?} does not multiply these operands: take one of {kernels:?}", plan.kernel));
         };
-        let problem = self.problem::<T, O>(MULTIPROCESSORS);
-        let (tiles, parts) = (tile.count([self.m, self.n]), 1..=problem.steps.min(MOST_PARTS));
-        if plan.whole > tiles || !parts.contains(&plan.parts) {
-            let GemmPlan { whole, parts: found, .. } = plan;
+        let steps = self.problem::<T, O>(MULTIPROCESSORS).steps;
+        let (tiles, &GemmPlan { whole, parts: found, in_clusters, .. }) = (tile.count([self.m, self.n]), plan);
+        if in_clusters {
+            let fits = CLUSTER_PARTS.iter().any(|parts| u64::from(*parts) == found) && found <= steps;
+            if !tile.takes_clusters() || whole > 0 || !fits {
+                return Err(format!(
+                    "{whole} tiles whole and {found} parts of the others by the blocks of a cluster: none is whole, parts are of {CLUSTER_PARTS:?} and at most {steps}, and {tile:?} has none where its ring is too small"
+                ));
+            }
+            return Ok(());
+        }
+        let parts = 1..=steps.min(MOST_PARTS);
+        if whole > tiles || !parts.contains(&found) {
             return Err(format!("{whole} tiles whole and {found} parts of the others: there are {tiles} tiles, and {parts:?} parts"));
         }
         Ok(())

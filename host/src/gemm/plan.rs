@@ -1,12 +1,12 @@
 //! How a product is divided among the multiprocessors, and how long that takes: a model of the kernels on wgmma.
 //!
 //! Work is handed out in turn: whole tiles first, then parts of the sums of the others. The time of a plan is that of launching, that of the clusters'
-//! work, delayed where device memory does not bring the operands as fast, and at the end that of adding parts up. The constants were fitted to times
-//! of every kernel and split on an H200 (docs/performance/gemm.md).
+//! work, delayed where device memory does not bring the operands as fast, and at the end that of adding parts up. Where there are few tiles, the parts of
+//! each can be the blocks of a cluster instead, which add them up in shared memory. The constants were fitted to times of every kernel and split on an H200 (docs/performance/gemm.md).
 
 use std::fmt;
 
-use oxtile_kernels::gemm::{FEW, MOST_FEW};
+use oxtile_kernels::gemm::{self, CLUSTER_PARTS, FEW, MOST_FEW, TileShape};
 
 use super::choice::{GemmKernel, GemmTile};
 
@@ -19,6 +19,8 @@ pub struct GemmPlan {
     pub whole: u64,
     /// Parts of the sums of the others, along K.
     pub parts: u64,
+    /// Whether the parts of a tile are the blocks of a cluster, which is made at launch: they add up in shared memory, and not in device memory. Then no tile is whole.
+    pub in_clusters: bool,
     /// The time that the model predicts, in microseconds. For kernels not on wgmma there is no model: 0.
     pub microseconds: f64,
 }
@@ -26,18 +28,19 @@ pub struct GemmPlan {
 impl GemmPlan {
     /// That of a kernel that is not on wgmma.
     pub(super) const fn without(kernel: GemmKernel) -> Self {
-        Self { kernel, whole: 0, parts: 1, microseconds: 0.0 }
+        Self { kernel, whole: 0, parts: 1, in_clusters: false, microseconds: 0.0 }
     }
 }
 
 impl fmt::Display for GemmPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kernel, whole, parts, microseconds } = self;
+        let Self { kernel, whole, parts, in_clusters, microseconds } = self;
         let Some(tile) = kernel.tile() else { return f.write_str("not on wgmma: no prediction") };
         let ([rows, columns], _) = tile.size();
         write!(f, "{rows} by {columns} tiles on wgmma")?;
         match (parts, whole) {
             (1, _) => {}
+            _ if *in_clusters => write!(f, ", in {parts} parts along k by the blocks of a cluster")?,
             (_, 0) => write!(f, ", in {parts} parts along k")?,
             _ => write!(f, ", after {whole} in {parts} parts along k")?,
         }
@@ -57,7 +60,7 @@ pub(super) struct Problem {
     pub multiprocessors: u64,
     /// Whether tiles of 64 rows load the rows of `A` that they have in boxes of 16.
     pub few: bool,
-    /// Whether codes have a scale for every block, whose sums take longer.
+    /// Whether codes have a scale for every block, whose sums take longer. Their parts are never the blocks of a cluster.
     pub in_blocks: bool,
     /// The nanoseconds of operands that are transposed first.
     pub transposing: f64,
@@ -93,12 +96,22 @@ const LEAVE: f64 = 24.0;
 const ADD: f64 = 132.0;
 /// The most parts of a sum.
 pub(super) const MOST_PARTS: u64 = 32;
+/// Of parts that are the blocks of clusters: nanoseconds of a part's beginning and end, of the cluster's barriers, and bytes a nanosecond at which a block gets the slices of others.
+const CLUSTER_PART: f64 = 1160.0;
+const MEET: f64 = 1190.0;
+const PEER: f64 = 11.0;
+/// By how much less a step takes of a block alone, whose operands no other block delays. Fitted to parts of clusters, as the three before (`gemm_plans_h200_clusters.json`).
+const ALONE: f64 = 0.167;
 
 impl GemmTile {
     /// Rows and columns of a block's tile, and blocks of a cluster, which lie one above the other.
     pub(crate) fn size(self) -> ([u64; 2], u64) {
         match self {
             Self::Tile128x256 => ([128, 256], 2),
+            Self::Tile128x176 => ([128, 176], 1),
+            Self::Tile128x112 => ([128, 112], 1),
+            Self::Tile128x96 => ([128, 96], 1),
+            Self::Tile128x80 => ([128, 80], 1),
             Self::Tile128x128 => ([128, 128], 1),
             Self::Tile64x128 => ([64, 128], 1),
             Self::Tile64x64 => ([64, 64], 1),
@@ -116,13 +129,36 @@ impl GemmTile {
     fn power(self) -> f64 {
         match self {
             Self::Tile128x256 => 710_000.0,
-            Self::Tile128x128 | Self::Tile64x128 | Self::Tile64x64 => 680_000.0,
+            _ => 680_000.0,
         }
+    }
+
+    /// Whether the parts of a tile can be the blocks of a cluster that is made at launch.
+    pub(crate) fn takes_clusters(self) -> bool {
+        match self {
+            Self::Tile128x256 => gemm::Tile128x256::IN_CLUSTERS,
+            Self::Tile128x176 => gemm::Tile128x176::IN_CLUSTERS,
+            Self::Tile128x128 => gemm::Tile128x128::IN_CLUSTERS,
+            Self::Tile128x112 => gemm::Tile128x112::IN_CLUSTERS,
+            Self::Tile128x96 => gemm::Tile128x96::IN_CLUSTERS,
+            Self::Tile128x80 => gemm::Tile128x80::IN_CLUSTERS,
+            Self::Tile64x128 => gemm::Tile64x128::IN_CLUSTERS,
+            Self::Tile64x64 => gemm::Tile64x64::IN_CLUSTERS,
+        }
+    }
+
+    /// Blocks that a multiprocessor holds.
+    fn resident(self) -> u64 {
+        if self == Self::Tile64x64 { 2 } else { 1 }
     }
 
     fn costs(self) -> Costs {
         match self {
             Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
+            Self::Tile128x176 => Costs { step: 534.0, tile: 2370.0 },
+            Self::Tile128x112 => Costs { step: 339.0, tile: 2970.0 },
+            Self::Tile128x96 => Costs { step: 350.0, tile: 2320.0 },
+            Self::Tile128x80 => Costs { step: 286.0, tile: 1840.0 },
             Self::Tile128x128 => Costs { step: 373.0, tile: 1660.0 },
             Self::Tile64x128 => Costs { step: 248.0, tile: 1240.0 },
             Self::Tile64x64 => Costs { step: 289.0, tile: 50.0 },
@@ -133,7 +169,7 @@ impl GemmTile {
     fn costs_in_blocks(self) -> Costs {
         match self {
             Self::Tile64x128 => Costs { step: 340.0, tile: 800.0 },
-            Self::Tile128x128 | Self::Tile128x256 | Self::Tile64x64 => Costs { step: 473.0, tile: 1600.0 },
+            _ => Costs { step: 473.0, tile: 1600.0 },
         }
     }
 }
@@ -160,7 +196,8 @@ impl Problem {
     /// All divisions with this kernel, the fastest first.
     pub(super) fn plans(&self, kernel: GemmKernel, tile: GemmTile) -> Vec<GemmPlan> {
         let of = |(whole, parts)| self.divided(kernel, tile, whole, parts);
-        let mut plans: Vec<_> = self.divisions(tile).into_iter().map(of).collect();
+        let in_clusters = self.cluster_parts(tile).map(|parts| self.clustered(kernel, tile, parts));
+        let mut plans: Vec<_> = self.divisions(tile).into_iter().map(of).chain(in_clusters).collect();
         plans.sort_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
         plans
     }
@@ -176,7 +213,21 @@ impl Problem {
     }
 
     fn divided(&self, kernel: GemmKernel, tile: GemmTile, whole: u64, parts: u64) -> GemmPlan {
-        GemmPlan { kernel, whole, parts, microseconds: self.nanoseconds(tile, whole, parts) / 1000.0 }
+        GemmPlan { kernel, whole, parts, in_clusters: false, microseconds: self.nanoseconds(tile, whole, parts) / 1000.0 }
+    }
+
+    fn clustered(&self, kernel: GemmKernel, tile: GemmTile, parts: u64) -> GemmPlan {
+        GemmPlan { kernel, whole: 0, parts, in_clusters: true, microseconds: self.nanoseconds_in_clusters(tile, parts) / 1000.0 }
+    }
+
+    /// Into how many parts tiles can be divided among the blocks of clusters, all of which run at once: a second wave would begin with nothing under way.
+    fn cluster_parts(&self, tile: GemmTile) -> impl Iterator<Item = u64> + use<> {
+        let (problem, tiles) = (*self, tile.count([self.m, self.n]));
+        // Widths that fill a wave of whole tiles are of no use in parts.
+        let is_taken = tile.takes_clusters() && tile.size().0[1].is_multiple_of(64) && !self.in_blocks;
+        let most = if is_taken { self.steps } else { 0 };
+        let fits = move |parts: &u64| *parts <= most && tiles * parts <= problem.blocks_in_clusters(*parts) * tile.resident();
+        CLUSTER_PARTS.into_iter().map(u64::from).filter(fits)
     }
 
     /// Whole tiles and parts of the others: all whole; what is left after full waves split; one wave more split; all split.
@@ -195,23 +246,61 @@ impl Problem {
         (self.multiprocessors / tile.size().1).max(1)
     }
 
+    /// Blocks that run at the same time in clusters of so many: those of a cluster are in one group of multiprocessors. An H200 takes 66 clusters of 2 of one block a multiprocessor, and
+    /// 39, 30, 22, 17, 15 and 15 of 3 to 8 (`cuOccupancyMaxActiveClusters`).
+    fn blocks_in_clusters(&self, parts: u64) -> u64 {
+        let share = match parts {
+            2 => 132,
+            3 => 117,
+            4 => 120,
+            5 => 110,
+            6 => 102,
+            7 => 105,
+            _ => 120,
+        };
+        (self.multiprocessors * share / 132).max(parts)
+    }
+
     /// Rows of `A` that the tiles of a column load, those beyond the edge included.
     fn loaded_rows(&self, rows: u64, cluster: u64) -> u64 {
         let is_few = self.few && rows == 64 && self.m <= MOST_FEW.into();
         self.m.next_multiple_of(if is_few { FEW as u64 } else { rows * cluster })
     }
 
+    /// The time of a step of a block, in nanoseconds: what brings it its operands takes as long as there are rows of boxes.
+    fn step(&self, tile: GemmTile, costs: &Costs) -> f64 {
+        let ([rows, columns], cluster) = tile.size();
+        let loaded = self.loaded_rows(rows, cluster);
+        let block_rows = loaded as f64 / self.m.div_ceil(rows * cluster).max(1) as f64 / cluster as f64;
+        costs.step * (block_rows + columns as f64) / (rows + columns) as f64
+    }
+
+    /// The time in which device memory brings the operands and takes the result, and that in which the card's power allows the products.
+    fn bounds(&self, tile: GemmTile, parts_bytes: f64) -> [f64; 2] {
+        let ([rows, columns], cluster) = tile.size();
+        let tiles = tile.count([self.m, self.n]);
+        let [m, n, all_steps] = [self.m, self.n, self.steps].map(|size| size as f64);
+        let operands = (m + n) * all_steps * 128.0 + m * n * self.result_bytes as f64;
+        let filled = (self.loaded_rows(rows, cluster) - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
+        // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
+        let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / tile.power();
+        [(operands + FILLED * filled + parts_bytes) / MEMORY, power]
+    }
+
+    /// Bytes of a block's part of a sum.
+    fn piece_bytes(&self, tile: GemmTile) -> f64 {
+        let ([rows, columns], _) = tile.size();
+        (self.m.min(rows).next_multiple_of(16) * columns * 4) as f64
+    }
+
     /// The time of a division.
     fn nanoseconds(&self, tile: GemmTile, whole: u64, parts: u64) -> f64 {
-        let ([rows, columns], cluster) = tile.size();
+        let (_, cluster) = tile.size();
         let costs = if self.in_blocks { tile.costs_in_blocks() } else { tile.costs() };
         let (clusters, tiles) = (self.clusters(tile), tile.count([self.m, self.n]));
-        let loaded = self.loaded_rows(rows, cluster);
-        // What brings a block its operands takes as long as there are rows of boxes.
-        let block_rows = loaded as f64 / self.m.div_ceil(rows * cluster).max(1) as f64 / cluster as f64;
-        let step = costs.step * (block_rows + columns as f64) / (rows + columns) as f64;
+        let step = self.step(tile, &costs);
         let pieces = if whole < tiles { (tiles - whole) * parts } else { 0 };
-        let piece_bytes = (self.m.min(rows).next_multiple_of(16) * columns * 4) as f64;
+        let piece_bytes = self.piece_bytes(tile);
         // The share of a cluster, by its number, of work that is handed out in turn after `first` others.
         let share = |work: u64, first: u64, number: u64| {
             work.saturating_sub((number + clusters - first % clusters) % clusters).div_ceil(clusters) as f64
@@ -221,14 +310,23 @@ impl Problem {
             share(tiles.min(whole), 0, number) * (steps + costs.tile)
                 + share(pieces, whole, number) * (part_steps + costs.tile + piece_bytes / LEAVE)
         };
-        let [m, n, all_steps] = [self.m, self.n, self.steps].map(|size| size as f64);
-        let operands = (m + n) * all_steps * 128.0 + m * n * self.result_bytes as f64;
-        let filled = (loaded - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
-        let memory = (operands + FILLED * filled + PARTS * (pieces * cluster) as f64 * piece_bytes) / MEMORY;
-        // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
-        let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / tile.power();
+        let [memory, power] = self.bounds(tile, PARTS * (pieces * cluster) as f64 * piece_bytes);
         let works = together((0..clusters).map(work).collect(), memory);
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
+        self.transposing + LAUNCH + works.max(power) + adding
+    }
+
+    /// The time where the parts of all tiles are the blocks of clusters.
+    fn nanoseconds_in_clusters(&self, tile: GemmTile, parts: u64) -> f64 {
+        let costs = tile.costs();
+        let blocks = self.blocks_in_clusters(parts);
+        let pieces = tile.count([self.m, self.n]) * parts;
+        let idle = 1.0 - (pieces as f64 / self.multiprocessors as f64).min(1.0);
+        let part = self.steps.div_ceil(parts) as f64 * self.step(tile, &costs) * (1.0 - ALONE * idle) + CLUSTER_PART;
+        let work = |number: u64| pieces.saturating_sub(number).div_ceil(blocks) as f64 * part;
+        let [memory, power] = self.bounds(tile, 0.0);
+        let works = together((0..blocks).map(work).collect(), memory);
+        let adding = MEET + self.piece_bytes(tile) * (parts - 1) as f64 / parts as f64 / PEER;
         self.transposing + LAUNCH + works.max(power) + adding
     }
 }

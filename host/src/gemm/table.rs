@@ -182,13 +182,16 @@ macro_rules! every_layout {
 
 operands! {
     bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x128 [false] [true])}:
-        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128; Tile64x64), portable!(bf16, bf16);
+        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128; Tile64x64),
+        wgmma!(bf16 bf16 64, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false], Tile128x80 [false false]),
+        portable!(bf16, bf16);
     bf16: bf16 bf16, f32 {grouped!(bf16 64, f32 32, true: Tile128x256 [true], Tile128x128 [true])}:
         every_layout!(bf16, f32 32: Tile128x256;), portable!(bf16, f32);
     f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256;), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
     e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64: Tile128x128 Tile64x128)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
+        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false]),
         transposed!(e4m3 e4m3, bf16 64: Tile128x256 Tile128x128 Tile64x128 Tile64x64), any!(e4m3, bf16);
     e4m3: e4m3 e4m3, f32 [blocks!(f32 32: Tile128x128 Tile64x128)]:
         wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]),

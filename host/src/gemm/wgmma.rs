@@ -90,7 +90,7 @@ impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElemen
     }
 }
 
-/// The sums of parts of tiles, in memory of their own.
+/// The sums of parts of tiles, in memory of their own; none of those that are the blocks of clusters.
 pub(super) struct Parts {
     plan: GemmPlan,
     memory: Option<(Buffer<f32>, Buffer<u32>)>,
@@ -99,7 +99,8 @@ pub(super) struct Parts {
 impl Parts {
     pub fn new<S: TileShape>(stream: &Stream, [m, n]: [u64; 2], plan: GemmPlan) -> Result<Self> {
         let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(u64::from(S::COLUMNS));
-        let counters = tiles.saturating_sub(plan.whole) * u64::from(S::CLUSTER * S::WARPGROUPS);
+        let split = if plan.in_clusters { 0 } else { tiles.saturating_sub(plan.whole) };
+        let counters = split * u64::from(S::CLUSTER * S::WARPGROUPS);
         let memory = if counters == 0 {
             None
         } else {

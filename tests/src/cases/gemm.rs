@@ -33,8 +33,10 @@ pub(super) enum Division {
     Portable,
     /// With a tile: so many tiles whole, or all if there are fewer, and parts of the others.
     Of(GemmTile, [u64; 2]),
+    /// With a tile: in so many parts, which are the blocks of clusters.
+    InClusters(GemmTile, u64),
 }
-use Division::{Chosen, Of};
+use Division::{Chosen, InClusters, Of};
 
 /// All tiles whole.
 const WHOLE: [u64; 2] = [u64::MAX, 1];
@@ -194,7 +196,7 @@ fn of_layout<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, trans
 }
 
 /// Each tile that there is for these operands: whole tiles with edges, one row in parts of unequal length, whole tiles and parts in one launch, and
-/// parts whose bits are the same in the next run.
+/// parts whose bits are the same in the next run; parts that are the blocks of clusters alike.
 fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout: &str, transposed: [bool; 2]) {
     let [m_major, n_major] = [transposed[0], !transposed[1]];
     let sizes = GemmConfig { m: 16, n: 16, k: 16, transpose_a: m_major, transpose_b: !n_major, ..GemmConfig::default() };
@@ -203,21 +205,37 @@ fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout
             problem: Problem { shape, transposed, alpha, beta, gelu },
             bias: gelu,
             exact: !gelu,
-            division: Of(tile, division),
+            division,
         };
-        let whole = job([136, 264, 80], [1.0, 0.0], false, WHOLE);
-        let row = job([if m_major { 8 } else { 1 }, 16, 528], [0.5, -2.0], false, [0, 4]);
-        let both = job([72, 304, 272], [1.0, 0.0], false, [1, 2]);
+        let whole = job([136, 264, 80], [1.0, 0.0], false, Of(tile, WHOLE));
+        let row = |division| job([if m_major { 8 } else { 1 }, 16, 528], [0.5, -2.0], false, division);
+        let both = job([72, 304, 272], [1.0, 0.0], false, Of(tile, [1, 2]));
         // Of operands as they are stored most, all; of the others, all of bf16.
         let size = if name == "bf16" || layout == "nt" { Size::Small } else { Size::Twin };
-        for (what, job, size) in [("whole", whole, Size::Small), ("a row", row, size), ("whole and parts", both, size)] {
+        // Parts of no tile.
+        let none = job([136, 264, 272], [1.0, 0.0], false, Of(tile, [u64::MAX, 2]));
+        let mut jobs = vec![
+            ("whole", whole, Size::Small),
+            ("parts of none", none, Size::Small),
+            ("a row", row(Of(tile, [0, 4])), size),
+            ("whole and parts", both, size),
+        ];
+        let parts = |division| job([80, 136, 400], [0.1, 0.3], true, division);
+        let mut divided = vec![("parts", parts(Of(tile, [0, 3])))];
+        if !matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x176) {
+            jobs.push(("a row in clusters", row(InClusters(tile, 5)), size));
+            jobs.push(("clusters", job([72, 304, 272], [1.0, 0.0], false, InClusters(tile, 2)), size));
+            divided.push(("parts in clusters", parts(InClusters(tile, 3))));
+        }
+        for (what, job, size) in jobs {
             cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), size, move |r| check::<T, O>(r, &job)));
         }
-        let parts = job([80, 136, 400], [0.1, 0.3], true, [0, 3]);
-        cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::parts"), size, move |r| {
-            let first = checked::<T, O>(r, &parts)?;
-            equal("d, again", &multiply::<T, O>(r, &parts)?.found, &first)
-        }));
+        for (what, parts) in divided {
+            cases.push(Case::new(format!("gemm::{name}::{layout}::{tile:?}::{what}"), size, move |r| {
+                let first = checked::<T, O>(r, &parts)?;
+                equal("d, again", &multiply::<T, O>(r, &parts)?.found, &first)
+            }));
+        }
     }
 }
 
@@ -267,14 +285,21 @@ fn multiply<T: Operands<O>, O: Output>(runtime: &Runtime, job: &Job) -> Result<M
         Chosen => Gemm::<T, O>::new(runtime, config),
         Division::Portable => Gemm::portable(runtime, config),
         Of(tile, [whole, parts]) => {
-            let kernel = config.kernels::<T, O>().into_iter().find(|kernel| kernel.tile() == Some(tile)).ok_or("no kernel of this tile")?;
-            let whole = whole.min(tile.count([config.m, config.n]));
-            Gemm::<T, O>::planned(runtime, config, GemmPlan { kernel, whole, parts, microseconds: 0.0 })
+            let (kernel, whole) = (kernel_of::<T, O>(&config, tile)?, whole.min(tile.count([config.m, config.n])));
+            Gemm::<T, O>::planned(runtime, config, GemmPlan { kernel, whole, parts, in_clusters: false, microseconds: 0.0 })
+        }
+        InClusters(tile, parts) => {
+            let kernel = kernel_of::<T, O>(&config, tile)?;
+            Gemm::<T, O>::planned(runtime, config, GemmPlan { kernel, whole: 0, parts, in_clusters: true, microseconds: 0.0 })
         }
     })?;
     text(gemm.run(&stream, a.view(), b.view(), job.bias.then(|| bias.view()), d.view_mut()))?;
     let found = text(d.to_vec(&stream))?.into_iter().map(O::value).collect();
     Ok(Multiplied { expected, found })
+}
+
+fn kernel_of<T: Operands<O>, O: Output>(config: &GemmConfig, tile: GemmTile) -> Result<GemmKernel, String> {
+    config.kernels::<T, O>().into_iter().find(|kernel| kernel.tile() == Some(tile)).ok_or_else(|| format!("no kernel of {tile:?}"))
 }
 
 pub(super) fn upload<T: Operand>(stream: &Stream, values: &[f32]) -> Result<Buffer<T>, String> {

@@ -182,7 +182,7 @@ fn plain<T: Operand + GemmOperands<O, A = T, B = T>, O: Output, G: Arriving>(
     let [m, n, k] = [m, n, padded].map(|size| size as u64);
     let config = GemmConfig { m, n, k, transpose_a: m_major, transpose_b: !n_major, alpha, beta, activation };
     let kernel = GemmKernel::Wgmma { tile, m_major, n_major };
-    let plan = GemmPlan { kernel, whole: tile.count([m, n]), parts: 1, microseconds: 0.0 };
+    let plan = GemmPlan { kernel, whole: tile.count([m, n]), parts: 1, in_clusters: false, microseconds: 0.0 };
     let gemm = Gemm::<T, O>::planned(runtime, config, plan)?;
     gemm.run(stream, a.view(), b.view(), job.fused.then(|| bias.view()), d.view_mut())?;
     d.to_vec(stream)

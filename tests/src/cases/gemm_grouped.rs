@@ -173,7 +173,11 @@ fn alone<T: GemmOperands<O>, O: Pod>(runtime: &Runtime, config: GemmConfig) -> R
     }
     let tile = Tile128x256;
     let kernel = GemmKernel::Wgmma { tile, m_major: config.transpose_a, n_major: !config.transpose_b };
-    Gemm::planned(runtime, config, GemmPlan { kernel, whole: tile.count([config.m, config.n]), parts: 1, microseconds: 0.0 })
+    Gemm::planned(
+        runtime,
+        config,
+        GemmPlan { kernel, whole: tile.count([config.m, config.n]), parts: 1, in_clusters: false, microseconds: 0.0 },
+    )
 }
 
 /// Factors in device memory are those of every group.

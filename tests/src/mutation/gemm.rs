@@ -14,6 +14,7 @@ use super::device::{Device, Elements, OWNER, words};
 pub const JOBS: &[Job] = &[
     Job { name: "gemm", run: gemm, equivalents: EQUIVALENTS },
     Job { name: "gemm_split", run: gemm_split, equivalents: &[EQUIVALENTS[0], MEETING] },
+    Job { name: "gemm_in_clusters", run: gemm_in_clusters, equivalents: &[EQUIVALENTS[0], NOTHING_STORED] },
     Job { name: "gemm_few", run: gemm_few, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_blocks", run: gemm_blocks, equivalents: &[EQUIVALENTS[0], MEETING] },
     Job { name: "gemm_blocks_of_few_rows", run: gemm_blocks_of_few_rows, equivalents: &[EQUIVALENTS[0], MEETING] },
@@ -30,6 +31,11 @@ pub(super) const EQUIVALENTS: &[Equivalent<'static>] = &[Equivalent {
 const MEETING: Equivalent<'static> = Equivalent {
     matches: |mutation| mutation.site.operation == "warp_sync" && mutation.site.file.ends_with("gemm/split.rs"),
     reason: "where lanes meet after the sum, for the compiler: each has read its own elements, and the warpgroup meets before it stores them",
+};
+
+const NOTHING_STORED: Equivalent<'static> = Equivalent {
+    matches: |mutation| mutation.site.operation == "bulk_wait" && mutation.site.file.ends_with("gemm/tile_shape.rs"),
+    reason: "blocks of clusters store the result themselves: there is no bulk copy to wait for",
 };
 
 const STRICTER_WAIT: &[Equivalent<'static>] = &[Equivalent {
@@ -92,6 +98,11 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
     product::<Tile64x128>(device, [72, 264, 336], [4, 3])
 }
 
+/// Two tiles in parts of unequal length, more steps than stages, which are the blocks of clusters.
+fn gemm_in_clusters(device: &Device) -> Result<Vec<u32>, Outcome> {
+    divided::<Tile64x64>(device, [72, 64, 1344], [0, 2], true)
+}
+
 /// Eight rows by more steps than stages: two whole tiles and two in two parts for each block.
 fn gemm_few(device: &Device) -> Result<Vec<u32>, Outcome> {
     product::<Tile64x64>(device, [8, 392, 528], [4, 2])
@@ -103,14 +114,22 @@ pub(super) fn values(count: impl Into<u64>) -> Vec<u32> {
 }
 
 /// The product of a shape by a tile, so many of them whole and the others in parts.
-fn product<S: TileShape>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2]) -> Result<Vec<u32>, Outcome>
+fn product<S: TileShape>(device: &Device, shape: [u64; 3], division: [u32; 2]) -> Result<Vec<u32>, Outcome>
+where
+    Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
+{
+    divided::<S>(device, shape, division, false)
+}
+
+/// The same, or with parts that are the blocks of clusters.
+fn divided<S: TileShape>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2], in_clusters: bool) -> Result<Vec<u32>, Outcome>
 where
     Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
 {
     let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
     let d = device.upload::<bf16>("d", &values(m * n));
     let tiles = m.div_ceil(u64::from(S::CLUSTER * S::ROWS)) * n.div_ceil(S::COLUMNS.into());
-    let counters = (tiles - u64::from(whole)) * u64::from(S::CLUSTER * S::WARPGROUPS);
+    let counters = if in_clusters { 0 } else { (tiles - u64::from(whole)) * u64::from(S::CLUSTER * S::WARPGROUPS) };
     let mut sums = device.upload::<f32>("sums", &vec![0; (counters * u64::from(parts * S::PIECE)) as usize]);
     let mut tickets = device.upload::<u32>("tickets", &vec![0; counters as usize]);
     let split = counters > 0;
