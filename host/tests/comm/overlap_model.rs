@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use oxtile::comm::WorldSize;
+use oxtile::gemm::{GemmConfig, GemmTile};
 use oxtile::num::bf16;
 use oxtile::overlap::{AllGatherConfig, Global, Method, OverlapChoice, Rates};
 use serde_json::Value;
@@ -12,6 +13,8 @@ struct Measured {
     shape: String,
     choice: OverlapChoice,
     times: [f64; 3],
+    /// Whether a rank's product takes a kernel now that there was not when the methods were measured: all that is known is that it is sooner.
+    is_sooner: bool,
 }
 
 const METHODS: [(Method, &str); 3] = [(Method::Fused, "fused"), (Method::Chunked, "chunked"), (Method::Sequential, "sequential")];
@@ -26,6 +29,11 @@ impl Measured {
         assert_eq!(record["kernel"], "ag-gemm bf16 nt, device", "{shape}");
         let config = AllGatherConfig { transpose_b: true, ..AllGatherConfig::new(Global { m, n, k }) };
         let choice = config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap();
+        let product =
+            GemmConfig { m, n: n / u64::from(ranks), k, transpose_b: true, ..GemmConfig::default() }.choose::<bf16, bf16>().unwrap();
+        let tile = product.decision.tile().unwrap();
+        let is_known = matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x128 | GemmTile::Tile64x128 | GemmTile::Tile64x64);
+        let is_sooner = !is_known || product.why.contains("cluster");
         let side = |label: &str| record["sides"].as_array().unwrap().iter().find(|side| side["label"] == label).unwrap();
         let times = METHODS.map(|(_, label)| {
             let mut times: Vec<f64> = side(label)["milliseconds"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
@@ -33,7 +41,7 @@ impl Measured {
             times.sort_by(f64::total_cmp);
             (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0
         });
-        Self { shape: shape.to_owned(), choice, times }
+        Self { shape: shape.to_owned(), choice, times, is_sooner }
     }
 
     fn time(&self, method: Method) -> f64 {
@@ -69,8 +77,10 @@ fn what_is_chosen_is_never_slower_than_sequential() {
             let best = shape.times.into_iter().fold(f64::INFINITY, f64::min);
             let what = format!("{file}, {}: {}; measured {:?}", shape.shape, shape.choice, shape.times);
             assert!(chosen <= 1.02 * sequential, "{:.3} of sequential: {what}", chosen / sequential);
-            assert!(chosen <= 1.05 * best, "{:.3} of the best: {what}", chosen / best);
+            assert!(shape.is_sooner || chosen <= 1.05 * best, "{:.3} of the best: {what}", chosen / best);
         }
+        // Most are as they were measured.
+        assert!(4 * shapes.iter().filter(|shape| shape.is_sooner).count() < shapes.len(), "{file}");
     }
 }
 
