@@ -1,13 +1,14 @@
 //! Ranges of addresses that allocations are placed in.
 
+use crate::shadow::ALLOCATED;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// What `cudaMalloc` guarantees.
-pub(crate) const ALIGNMENT: usize = 256;
+/// What allocations begin at multiples of.
+pub(crate) const ALIGNMENT: usize = ALLOCATED as usize;
 
 /// A range of addresses set aside, as by `cuMemAddressReserve`: what lies between the allocations in it belongs to none of them. It is there as long
 /// as a handle or an allocation in it.

@@ -2,10 +2,12 @@
 
 use crate::clock::View;
 use crate::order::{Scope, Space};
-use crate::reservation::ALIGNMENT;
 use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::Cell as Kept;
+
+/// Allocations begin at multiples of so many bytes: what `cudaMalloc` guarantees.
+pub(crate) const ALLOCATED: u64 = 256;
 
 /// How an access was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +198,7 @@ pub(crate) struct Shadow {
 impl Shadow {
     /// Forgets an allocation, which is freed or new. The pages at its ends may be shared with others.
     pub fn forget(&mut self, start: u64, bytes: u64) {
-        let end = (start + bytes).next_multiple_of(ALIGNMENT as u64);
+        let end = (start + bytes).next_multiple_of(ALLOCATED);
         self.pages.retain(|page, granules| {
             let [page_start, page_end] = [page * PAGE_BYTES, (page + 1) * PAGE_BYTES];
             let [first, last] = [start.max(page_start), end.min(page_end)];

@@ -1,4 +1,10 @@
 //! `#[kernel]`, `#[derive(Parameter)]` and `#[derive(SharedStorage)]`, re-exported by `oxtile_tile`; documented there.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `kernel`, `instances` | `#[kernel]`, and which instances it is compiled for |
+//! | `parameter`, `shared_storage` | the derives |
+//! | `names` | names of types, of families, of architectures |
 
 mod instances;
 mod kernel;

@@ -13,7 +13,7 @@ struct Measured {
     shape: String,
     choice: OverlapChoice,
     times: [f64; 3],
-    /// Whether a rank's product takes a kernel now that there was not when the methods were measured: all that is known is that it is sooner.
+    /// Whether a product of all rows or of a shard takes a kernel now that there was not when the methods were measured: its times are of another kernel.
     is_sooner: bool,
 }
 
@@ -29,11 +29,13 @@ impl Measured {
         assert_eq!(record["kernel"], "ag-gemm bf16 nt, device", "{shape}");
         let config = AllGatherConfig { transpose_b: true, ..AllGatherConfig::new(Global { m, n, k }) };
         let choice = config.choose::<bf16, bf16>(WorldSize::new(ranks).unwrap(), &Rates::H200).unwrap();
-        let product =
-            GemmConfig { m, n: n / u64::from(ranks), k, transpose_b: true, ..GemmConfig::default() }.choose::<bf16, bf16>().unwrap();
-        let tile = product.decision.tile().unwrap();
-        let is_known = matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x128 | GemmTile::Tile64x128 | GemmTile::Tile64x64);
-        let is_sooner = !is_known || product.why.contains("cluster");
+        let is_sooner = [m, m / u64::from(ranks)].into_iter().any(|m| {
+            let product = GemmConfig { m, n: n / u64::from(ranks), k, transpose_b: true, ..GemmConfig::default() };
+            let product = product.choose::<bf16, bf16>().unwrap();
+            let tile = product.decision.tile().unwrap();
+            let is_known = matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x128 | GemmTile::Tile64x128 | GemmTile::Tile64x64);
+            !is_known || product.why.contains("cluster")
+        });
         let side = |label: &str| record["sides"].as_array().unwrap().iter().find(|side| side["label"] == label).unwrap();
         let times = METHODS.map(|(_, label)| {
             let mut times: Vec<f64> = side(label)["milliseconds"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
@@ -72,15 +74,15 @@ fn what_is_chosen_is_never_slower_than_sequential() {
     for (file, count) in files {
         let shapes = measured(file);
         assert_eq!(shapes.len(), count, "{file}");
-        for shape in &shapes {
+        for shape in shapes.iter().filter(|shape| !shape.is_sooner) {
             let (chosen, sequential) = (shape.time(shape.choice.method), shape.time(Method::Sequential));
             let best = shape.times.into_iter().fold(f64::INFINITY, f64::min);
             let what = format!("{file}, {}: {}; measured {:?}", shape.shape, shape.choice, shape.times);
             assert!(chosen <= 1.02 * sequential, "{:.3} of sequential: {what}", chosen / sequential);
-            assert!(shape.is_sooner || chosen <= 1.05 * best, "{:.3} of the best: {what}", chosen / best);
+            assert!(chosen <= 1.05 * best, "{:.3} of the best: {what}", chosen / best);
         }
         // Most are as they were measured.
-        assert!(4 * shapes.iter().filter(|shape| shape.is_sooner).count() < shapes.len(), "{file}");
+        assert!(2 * shapes.iter().filter(|shape| shape.is_sooner).count() < shapes.len(), "{file}");
     }
 }
 
