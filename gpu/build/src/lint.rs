@@ -130,6 +130,9 @@ pub fn check(kernel: &Kernel) -> Vec<Finding> {
         );
         refuse(why, Cause::LastingCopy);
     }
+    if let Some(why) = kernel.meta.begins_too_early(&kernel.operations) {
+        refuse(why, Cause::Operation("launch_wait".into()));
+    }
     let mut slow = |why: String| refuse(why, Cause::Memory);
     if usage.spills > 0 {
         let mend = "use fewer live values a thread, or fewer threads or blocks a multiprocessor";

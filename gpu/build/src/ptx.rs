@@ -41,6 +41,20 @@ pub struct Meta {
     pub hashed: u32,
 }
 
+impl Meta {
+    /// Why the entry may not be launched, whose operations these are: as `KernelInfo::begins_early` of `oxtile-tile` says, kernels that require sm_90 or later may begin
+    /// before what the launches ahead of them stored is in memory.
+    pub(crate) fn begins_too_early(&self, operations: &BTreeMap<String, u32>) -> Option<String> {
+        let begins_early = matches!(self.requires.as_bytes(), [b's', b'm', b'_', b'9' | b'1', ..]);
+        (begins_early && operations.get(LAUNCH_WAIT) != Some(&1)).then(|| {
+            format!(
+                "it requires {}, so it may begin before what the launches ahead stored is in memory, and does not wait for that once: build it with the                  `oxtile-tile` whose `#[kernel]` writes the wait",
+                self.requires
+            )
+        })
+    }
+}
+
 fn one() -> u32 {
     1
 }
@@ -249,7 +263,7 @@ fn with_bounds(entry: &str, meta: &Meta) -> String {
 }
 
 /// The operations counted, with the beginnings of their mnemonics.
-const COUNTED: [(&str, &[&str]); 10] = [
+const COUNTED: [(&str, &[&str]); 11] = [
     ("bar", &["bar.sync", "bar.arrive", "bar.red", "barrier."]),
     ("warp_bar", &["bar.warp."]),
     ("shfl", &["shfl."]),
@@ -260,7 +274,11 @@ const COUNTED: [(&str, &[&str]); 10] = [
     ("mma", &["mma."]),
     ("wgmma", &["wgmma."]),
     ("setmaxnreg", &["setmaxnreg."]),
+    (LAUNCH_WAIT, &["griddepcontrol.wait"]),
 ];
+
+/// The wait for the launches ahead.
+const LAUNCH_WAIT: &str = "launch_wait";
 
 /// How often each counted operation stands in a module; those that do not occur are left out.
 ///
@@ -377,6 +395,19 @@ again:	bar.warp.sync -1;
         let counts = count_operations(&split(MODULE).unwrap()[0].text);
         let expected = [("bar", 1), ("mbarrier", 1), ("warp_bar", 1)].map(|(name, count)| (name.to_owned(), count));
         assert_eq!(counts, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn a_kernel_that_may_begin_early_waits_once() {
+        let wait = "\tgriddepcontrol.wait;\n";
+        for (requires, waits, is_refused) in
+            [("sm_90a", 1, false), ("sm_90a", 0, true), ("sm_90", 2, true), ("sm_100a", 0, true), ("sm_89", 0, false), ("", 0, false)]
+        {
+            let meta = serde_json::json!({ "name": "kernel", "family": "f", "threads": [32, 1, 1], "requires": requires });
+            let meta: Meta = serde_json::from_value(meta).unwrap();
+            let why = meta.begins_too_early(&count_operations(&wait.repeat(waits)));
+            assert_eq!(why.is_some(), is_refused, "{requires}, {waits} waits: {why:?}");
+        }
     }
 
     #[test]

@@ -325,7 +325,7 @@ impl Expansion {
         let takes: Vec<_> = takes.collect();
         let takes = takes.iter().rev();
         let types = self.parameters.iter().map(|p| &p.ty);
-        let call = self.parameters.iter().map(|p| &p.name);
+        let (info, call) = (self.info_of(instance), self.parameters.iter().map(|p| &p.name));
         quote! {
             #[cfg(all(target_arch = "nvptx64", any(oxtile_family = #family, oxtile_kernel = #name)))]
             #gate
@@ -337,6 +337,9 @@ impl Expansion {
                 #[allow(improper_ctypes_definitions)]
                 #[unsafe(export_name = #name)]
                 pub unsafe extern "ptx-kernel" fn entry(#(#word: <#now as #launch::WordList>::Head),*) {
+                    if const { #info.begins_early() } {
+                        #launch::wait_for_launches();
+                    }
                     let __words: #first = #words;
                     #(#takes)*
                     #function #turbofish (#(#call),*)

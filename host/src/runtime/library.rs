@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use oxtile_tile::launch::KernelInfo;
 use serde::Deserialize;
@@ -45,6 +46,9 @@ pub enum KernelPlace {
 
 /// The features of this library that hold kernels, with their architectures.
 const FEATURES: [(&str, &str); 3] = [("sm80", "sm_80"), ("sm90a", "sm_90a"), ("sm100a", "sm_100a")];
+
+/// Whether such kernels were taken.
+static TOOK_STALE: AtomicBool = AtomicBool::new(false);
 
 /// The variable that lets kernels in whose sources may be others than the program's.
 const STALE: &str = "OXTILE_STALE_KERNELS";
@@ -123,6 +127,12 @@ impl KernelLibrary {
     /// are refused all the same.
     pub fn stale(self) -> Self {
         Self { takes_stale: true, ..self }
+    }
+
+    /// Whether this process has taken kernels whose sources may be others than the program's. From then on no kernel [begins early](KernelInfo::begins_early): code of an
+    /// older build may not wait for the launches ahead.
+    pub fn took_stale() -> bool {
+        TOOK_STALE.load(Ordering::Relaxed)
     }
 
     /// The folders, in the order they are looked through.
@@ -253,7 +263,11 @@ impl KernelLibrary {
 
     /// Fails unless the kernels are of the program's sources.
     fn check_hash(&self, info: &KernelInfo, found: &str, manifest: &Path) -> Result<()> {
-        if *info.source_hash == found || self.takes_stale || env::var_os(STALE).is_some_and(|value| value == "1") {
+        if *info.source_hash == found {
+            return Ok(());
+        }
+        if self.takes_stale || env::var_os(STALE).is_some_and(|value| value == "1") {
+            TOOK_STALE.store(true, Ordering::Relaxed);
             return Ok(());
         }
         let (manifest, expected, found) = (manifest.to_owned(), (*info.source_hash).to_owned(), found.to_owned());

@@ -5,10 +5,11 @@ use oxtile::attention::{
 };
 use oxtile::gemm::{Gemm, GemmConfig};
 use oxtile::num::bf16;
+use oxtile::runtime::Kind;
 use oxtile::timeline::{Activity, Timeline};
 use oxtile::{Buffer, Graph, Runtime, Stream};
 
-use crate::support::{emulated, runtime, stream};
+use crate::support::{alias, emulated, everywhere, runtime, stream, streams};
 
 fn filled(stream: &Stream, elements: u64, value: f32) -> Buffer<bf16> {
     Buffer::from_slice(stream, &vec![half::bf16::from_f32(value); elements as usize]).unwrap()
@@ -150,4 +151,54 @@ fn a_bind_copies_once() {
     let outputs = Outputs::new(out.view_mut(), log_sum_exp.view_mut());
     let copies = uploads(&runtime, &stream, || attention.bind(&stream, inputs, outputs).unwrap());
     assert_eq!(copies, 1, "{attention:?}");
+}
+
+/// Kernels that begin early wait for those ahead in their stream, and for those of another stream that they come after.
+#[test]
+fn products_of_two_streams_of_a_graph_wait_for_each_other() {
+    const N: u64 = 64;
+    for runtime in everywhere() {
+        let [first, second] = streams(&runtime);
+        let values =
+            |seed: u64| -> Vec<half::bf16> { (0..N * N).map(|i| half::bf16::from_f32((i * 7 + i / N + seed) as f32 % 8.0)).collect() };
+        // Column `c` of a product with this matrix is column `from(c)`.
+        let from = |column: u64| (5 * column + 3) % N;
+        let moving: Vec<_> = (0..N * N).map(|i| half::bf16::from_f32(f32::from(u8::from(i / N == from(i % N))))).collect();
+        let (moving, mut input) =
+            (Buffer::<bf16>::from_slice(&first, &moving).unwrap(), Buffer::<bf16>::from_slice(&first, &values(0)).unwrap());
+        let [mut once, mut twice, mut sum] = [(); 3].map(|()| filled(&first, N * N, 0.0));
+        // Handles of their own: events alone order the streams.
+        let [input_again, once_again, once_again_too, twice_again, sum_again] =
+            [alias(&input), alias(&once), alias(&once), alias(&twice), alias(&sum)];
+        let config = GemmConfig { m: N, n: N, k: N, ..GemmConfig::default() };
+        let plain = Gemm::<bf16, bf16>::new(&runtime, config).unwrap();
+        let adding = Gemm::<bf16, bf16>::new(&runtime, GemmConfig { beta: 1.0, ..config }).unwrap();
+        let mut to_once = plain.bind(&first, input_again.view(), moving.view(), None, once.view_mut()).unwrap();
+        let mut to_twice = plain.bind(&second, once_again.view(), moving.view(), None, twice.view_mut()).unwrap();
+        let mut to_sum = plain.bind(&first, once_again_too.view(), moving.view(), None, sum.view_mut()).unwrap();
+        let mut sum_too = alias(&sum_again);
+        let mut add = adding.bind(&first, twice_again.view(), moving.view(), None, sum_too.view_mut()).unwrap();
+        let graph = Graph::capture(&[&first, &second], || {
+            to_once.run(&first)?;
+            second.wait(&first.record()?)?;
+            to_twice.run(&second)?;
+            to_sum.run(&first)?;
+            first.wait(&second.record()?)?;
+            add.run(&first)
+        })
+        .unwrap();
+        let replays = if runtime.kind() == Kind::Cuda { 100 } else { 2 };
+        for seed in 0..replays {
+            let values = values(seed);
+            input.copy_from_slice(&first, &values).unwrap();
+            graph.replay(&first).unwrap();
+            let found: Vec<half::bf16> = sum_again.to_vec_as(&first).unwrap();
+            let at = |row: u64, column| values[(row * N + column) as usize].to_f32();
+            let is_right = |i: u64| {
+                let (row, column) = (i / N, from(from(i % N)));
+                found[i as usize].to_f32() == at(row, column) + at(row, from(column))
+            };
+            assert!((0..N * N).all(is_right), "replay {seed}");
+        }
+    }
 }

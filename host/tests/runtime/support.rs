@@ -68,7 +68,7 @@ pub fn filled(stream: &Stream, length: u32, salt: u32) -> (Buffer<u32>, Vec<u32>
 }
 
 /// The same memory again, whose uses the runtime does not connect with the first buffer's.
-pub fn alias(buffer: &Buffer<u32>) -> Buffer<u32> {
+pub fn alias<T: oxtile::num::Pod>(buffer: &Buffer<T>) -> Buffer<T> {
     // SAFETY: the tests keep the first buffer while they use the alias, and order the two themselves.
     unsafe { Buffer::borrow_raw(&buffer.device(), buffer.address(), buffer.len()) }.expect("an alias")
 }

@@ -4,6 +4,8 @@
 pub trait Cluster {
     /// `%cluster_ctarank`
     fn rank() -> u32;
+    /// `griddepcontrol.wait`: waits until the launches before this one in the stream have ended, and their stores can be read.
+    fn wait_for_launches();
     /// `barrier.cluster.arrive.aligned`, `barrier.cluster.wait.aligned`: waits for all threads of all blocks.
     fn sync();
     /// `mapa`, `st.shared::cluster.v4.b32`: stores at this address of the block of this rank.

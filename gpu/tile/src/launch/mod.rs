@@ -12,6 +12,8 @@
 //! | `words` | packed arguments |
 //! | `view` | device memory as the host lends it |
 
+use crate::arch::{Cluster, Target};
+
 mod grid;
 mod optional;
 mod parameter;
@@ -110,7 +112,20 @@ macro_rules! source_hash {
     };
 }
 
+/// Waits until the launches before this one have ended: what a kernel that [begins early](KernelInfo::begins_early) does first. For the macro.
+#[doc(hidden)]
+#[inline(always)]
+pub fn wait_for_launches() {
+    <Target as Cluster>::wait_for_launches();
+}
+
 impl KernelInfo {
+    /// Whether its blocks may begin when those of the launch before have ended, and what these stored is not yet in memory: the entry waits for that, before anything
+    /// else. So do all kernels that require sm_90 or later. CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+    pub const fn begins_early(&self) -> bool {
+        matches!(self.requires.as_bytes(), [b's', b'm', b'_', b'9' | b'1', ..])
+    }
+
     /// These facts, if a multiprocessor can hold such a block; `#[kernel]` asks at compile time. For the macro.
     ///
     /// Limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0; a cluster of more
@@ -169,4 +184,31 @@ pub unsafe trait KernelArgs {
     fn pack(&self, words: &mut ArgumentWords);
     /// Names every buffer that the kernel may touch.
     fn accesses<'s>(&'s self, visit: &mut dyn FnMut(BufferAccess<'s>));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_sm_90_and_later_begin_early() {
+        let begins_early = |requires| {
+            let info = KernelInfo {
+                name: "kernel",
+                family: "family",
+                package: "package",
+                source_hash: &OXTILE_SOURCE_HASH,
+                threads: 32,
+                min_blocks: 1,
+                cluster: 1,
+                shared_bytes: 0,
+                requires,
+                parameters: &[],
+                words: 0,
+            };
+            info.begins_early()
+        };
+        assert_eq!(["sm_90", "sm_90a", "sm_100a", "sm_121"].map(begins_early), [true; 4]);
+        assert_eq!(["", "sm_80", "sm_89"].map(begins_early), [false; 3]);
+    }
 }

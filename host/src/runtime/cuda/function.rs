@@ -46,30 +46,35 @@ impl Functions {
     }
 }
 
-/// Enqueues a kernel in a grid of blocks of so many threads and bytes of shared memory.
+/// Enqueues a kernel in a grid of blocks of so many threads and bytes of shared memory, which may begin early if the kernel waits for the launches before it.
 ///
 /// # Safety
 /// The function is of the current context, as the stream is, and takes these parameters, which point to their values. The memory that the kernel uses lives until it has ended.
+/// If it may begin early, each of its threads waits for the launches ahead before it uses memory.
 pub(super) unsafe fn launch(
     function: CUfunction,
     grid: Grid,
-    [threads, shared]: [u32; 2],
+    ([threads, shared], early): ([u32; 2], bool),
     stream: CUstream,
     parameters: &mut [*mut c_void],
 ) -> Result<()> {
     let Grid { x, y, z, cluster } = grid;
     let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
-    if cluster == 1 {
-        // SAFETY: the caller vouches for all of it.
-        let result = unsafe { sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, extra) };
-        return check("cuLaunchKernel", result);
+    // SAFETY: the id 0 is that of an attribute that is ignored; the value is a union of numbers and pointers, for which zeros are values.
+    let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { mem::zeroed() };
+    let mut count = 0;
+    if cluster > 1 {
+        attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes[count].value.clusterDim.x = cluster;
+        attributes[count].value.clusterDim.y = 1;
+        attributes[count].value.clusterDim.z = 1;
+        count += 1;
     }
-    // SAFETY: a union of plain numbers, for which zeros are values.
-    let mut value: sys::CUlaunchAttributeValue = unsafe { mem::zeroed() };
-    value.clusterDim.x = cluster;
-    value.clusterDim.y = 1;
-    value.clusterDim.z = 1;
-    let mut attribute = sys::CUlaunchAttribute { id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, pad: [0; 4], value };
+    if early {
+        attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes[count].value.programmaticStreamSerializationAllowed = 1;
+        count += 1;
+    }
     let config = sys::CUlaunchConfig {
         gridDimX: x,
         gridDimY: y,
@@ -79,10 +84,10 @@ pub(super) unsafe fn launch(
         blockDimZ: 1,
         sharedMemBytes: shared,
         hStream: stream,
-        attrs: &raw mut attribute,
-        numAttrs: 1,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: count as u32,
     };
-    // SAFETY: as above; the configuration and its one attribute outlive the call, which keeps neither.
+    // SAFETY: as above; the configuration and its attributes outlive the call, which keeps neither.
     check("cuLaunchKernelEx", unsafe { sys::cuLaunchKernelEx(&raw const config, function, parameters, extra) })
 }
 

@@ -315,12 +315,13 @@ impl Backend for Platform {
             *parameter = ptr::from_ref(word).cast_mut().cast();
         }
         let (function, grid, threads) = (launch.function.0 as CUfunction, launch.grid, launch.info.threads);
-        let shared = launch.info.shared_bytes;
+        let (shared, early) = (launch.info.shared_bytes, launch.info.begins_early() && !KernelLibrary::took_stale());
         self.work(stream, work, || {
             // SAFETY: the function was loaded for this device from the kernel that `info` describes, whose parameters are
             // packed from its own argument struct; the driver copies them before it returns. The runtime keeps the memory
-            // that they point to until the stream's work is done, and `Kernel::grid` checked their sizes.
-            unsafe { function::launch(function, grid, [threads, shared], stream.cuda(), &mut parameters) }
+            // that they point to until the stream's work is done, and `Kernel::grid` checked their sizes. A kernel that begins early waits for the launches
+            // ahead in its first instruction: `#[kernel]` writes the wait, the build refuses an entry without it, and code of other sources is launched late.
+            unsafe { function::launch(function, grid, ([threads, shared], early), stream.cuda(), &mut parameters) }
         })
     }
 

@@ -17,6 +17,12 @@ impl Cluster for Nvptx {
     }
 
     #[inline(always)]
+    fn wait_for_launches() {
+        // SAFETY: a wait has no precondition.
+        unsafe { asm!("griddepcontrol.wait;", options(nostack)) };
+    }
+
+    #[inline(always)]
     fn sync() {
         // SAFETY: see above.
         unsafe {
