@@ -63,7 +63,7 @@ pub fn attention_backward_reduce_chunks<T: RegisterElement + StoredElement, cons
             gradients.v.store(at, rows)
         }
         pipeline::commit_stores();
-        pipeline::wait_stores::<0>();
+        pipeline::wait_stores_read::<0>();
     }
 }
 
@@ -114,7 +114,7 @@ pub fn attention_backward_padding<T: RegisterElement + StoredElement, const D: u
             row += BACKWARD_KEYS as u32;
         }
         pipeline::commit_stores();
-        pipeline::wait_stores::<0>();
+        pipeline::wait_stores_read::<0>();
     }
 }
 

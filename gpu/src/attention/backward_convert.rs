@@ -59,7 +59,7 @@ pub fn attention_backward_convert<T: RegisterElement, const D: usize, const QUER
         let (head, block) = (block / blocks.max(1), block % blocks.max(1));
         grad_q.store([head / heads.max(1), head % heads.max(1), block * QUERIES as u32, 0], rows);
         pipeline::commit_stores();
-        pipeline::wait_stores::<0>();
+        pipeline::wait_stores_read::<0>();
     }
 }
 

@@ -136,7 +136,7 @@ pub fn attention_backward_reduce<T: RegisterElement + StoredElement, const D: us
             gradients.v.store(at, rows)
         }
         pipeline::commit_stores();
-        pipeline::wait_stores::<0>();
+        pipeline::wait_stores_read::<0>();
     }
 }
 

@@ -128,7 +128,7 @@ pub fn attention_backward_convert_general<T: RegisterElement, const D: usize, co
         if thread::index() == 0 {
             grad_q.store(place(sequence.query_offset, sequence.rows, head, row), rows);
             pipeline::commit_stores();
-            pipeline::wait_stores::<0>();
+            pipeline::wait_stores_read::<0>();
         }
         block::sync();
         // After the queries there is padding.

@@ -158,7 +158,7 @@ where
                 }
             }
             if stores_by_tma && !G::IN_PLACE && warpgroup::is_leader() {
-                pipeline::wait_stores::<0>();
+                pipeline::wait_stores_read::<0>();
             }
             problem.end::<G>(shared.staging);
         }

@@ -211,7 +211,7 @@ where
                 warp::sync();
             }
             if warpgroup::is_leader() {
-                pipeline::wait_stores::<0>();
+                pipeline::wait_stores_read::<0>();
             }
         }
     }

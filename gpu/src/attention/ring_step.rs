@@ -308,7 +308,7 @@ where
     #[track_caller]
     fn end<G: WarpgroupRoles>(staging: G::Held<HeldRows>) {
         if G::held(staging).is_some() && thread::lane() == 0 {
-            pipeline::wait_stores::<0>();
+            pipeline::wait_stores_read::<0>();
         }
     }
 

@@ -66,11 +66,11 @@ where
     first
 }
 
-/// Waits for what the calling warpgroup stored.
+/// Waits until the staging tiles of the calling warpgroup are read, as they are before the block ends. What it stored lands before the launch ends, with no wait.
 #[inline(always)]
 #[track_caller]
 pub fn finish() {
     if warpgroup::is_leader() {
-        pipeline::wait_stores::<0>();
+        pipeline::wait_stores_read::<0>();
     }
 }
