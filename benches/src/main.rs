@@ -32,7 +32,7 @@ Times the kernels on the GPU, in turn with torch's implementations of the same f
   FAMILY          {families};
                   all of them without
   --sweep         attention at 40 shapes of every kind, forward and backward, for a minute at most; products at those of models, for four
-  --plans         some of these products by every plan among which ours choose
+  --plans         the same products by several plans among which ours choose
   --only TEXT     only those of the benchmarks whose names, as they are printed, have this text
   --rounds N      rounds of each comparison, at least 30 (40; 30 of a sweep)
   --json PATH     writes the raw results: PATH.json as one file, else as a folder of one file a family

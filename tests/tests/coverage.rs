@@ -58,6 +58,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("scheduler::PersistentTiles::place", "`next_tile`, which is covered, calls it"),
     ("register_tile::RegisterTile::add_columns", "the cases of `gemm_scattered` add parts by it, on both devices, exact sums bit for bit"),
     ("register_tile::StoredElement::load", "the same: what it adds"),
+    ("shared_tile::SharedTile::rows", "a part of the same tile: the cases of `gemm_scattered` have parts in a stage of operands"),
     ("shared_tile::SharedTile::cast", "the same tile under another type: the cases of `gemm_scattered` have parts in a stage of operands"),
     ("register_tile::OperandTile::apart", "its bits go to a multiplication as they are: the cases of e4m3 attention show it"),
     ("pipeline::Producer::acquire_with", "`acquire` calls it; what else it does the mutants of attention show"),

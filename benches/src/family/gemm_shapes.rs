@@ -94,10 +94,9 @@ pub fn benches(size: Size) -> Vec<Bench> {
     of(size.pick(shapes(), tiny()), false)
 }
 
-/// Those of fewer than 1024 rows or columns by several plans of every kernel, too: what the constants of the choice are fitted to.
+/// The same by several plans of every kernel, too: what the constants of the choice are fitted to.
 pub fn plans(size: Size) -> Vec<Bench> {
-    let few = shapes().into_iter().filter(|(_, [m, n, _])| m.min(n) < &1024).collect();
-    of(size.pick(few, tiny()), true)
+    of(size.pick(shapes(), tiny()), true)
 }
 
 fn tiny() -> Vec<(Layout, [u64; 3])> {
@@ -180,14 +179,14 @@ fn prepare<T: Operand>(gpu: &Gpu, config: GemmConfig, sets: u64, pool: &Pool<T>,
     Ok(prepared)
 }
 
-/// Of each kernel the plan of whole tiles, and of those that split sums in device memory, and in clusters, the three that are predicted to be the fastest, unless one of another kernel is
-/// predicted to take half the time.
+/// Of each kernel the plan of whole tiles, and of those that split sums in device memory, and in clusters, the one that is predicted to be the fastest, unless another plan is
+/// predicted to take less than three quarters of the time.
 fn rivals(plans: &[GemmPlan]) -> Vec<GemmPlan> {
     let fastest = plans.iter().map(|plan| plan.microseconds).fold(f64::INFINITY, f64::min);
     let mut chosen: Vec<GemmPlan> = Vec::new();
-    for plan in plans.iter().filter(|plan| plan.microseconds < 2.0 * fastest) {
-        let alike = |other: &&GemmPlan| other.kernel == plan.kernel && other.parts > 1 && other.in_clusters == plan.in_clusters;
-        if plan.parts == 1 || chosen.iter().filter(alike).count() < 3 {
+    for plan in plans.iter().filter(|plan| plan.microseconds < 1.35 * fastest) {
+        let alike = |other: &GemmPlan| other.kernel == plan.kernel && other.parts > 1 && other.in_clusters == plan.in_clusters;
+        if plan.parts == 1 || !chosen.iter().any(alike) {
             chosen.push(*plan);
         }
     }

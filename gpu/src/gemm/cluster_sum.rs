@@ -51,8 +51,9 @@ pub struct Room<
     const ROW_PARTS: usize,
     const COLUMN_PARTS: usize,
     const PANELS: usize,
+    const BOX: usize,
     const STAGES: usize,
->(pub Tiles<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>);
+>(pub Tiles<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>, STAGES>);
 
 impl<
     A: MatrixElement,
@@ -61,8 +62,9 @@ impl<
     const ROW_PARTS: usize,
     const COLUMN_PARTS: usize,
     const PANELS: usize,
+    const BOX: usize,
     const STAGES: usize,
-> Room<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>
+> Room<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX, STAGES>
 {
     /// The memory that slice `number` of all that a block gets lies in, and the calling thread's first word of it. Its pairs are [`PAIR`] words apart.
     #[inline(always)]
@@ -80,7 +82,7 @@ impl<
     pub fn add_and_store<O, const COLUMNS: usize, const OUT: usize, const RANK: usize, W>(
         self,
         tile: &RegisterTile<COLUMNS>,
-        tensors: &Tensors<A, B, DEPTH, O, OUT, RANK, W>,
+        tensors: &Tensors<A, B, DEPTH, O, OUT, RANK, W, BOX>,
         origin: [u32; 2],
         (number, parts): (u32, u32),
     ) where

@@ -24,7 +24,7 @@ use super::order::TileList;
 use super::sharing::Complete;
 use super::split::Split;
 use super::tensors::Tensors;
-use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
+use super::tile_shape::{Tile128x128, Tile128x256, TileLoops, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
 
 /// The tiles of a list, none of them split, and what they wait for.
@@ -77,7 +77,7 @@ pub fn gemm_gathered<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops,
     G: Gathering,
     const M_MAJOR: bool,
     const N_MAJOR: bool,
@@ -110,7 +110,7 @@ fn grid<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops,
     G: Gathering,
     const M_MAJOR: bool,
     const N_MAJOR: bool,

@@ -19,7 +19,7 @@ use oxtile_tile::tensor_map::{MAP_ROWS, TensorMap, TensorMapMut};
 
 use super::groups::Groups;
 use super::tensors::Tensors;
-use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
+use super::tile_shape::{Tile128x128, Tile128x256, TileLoops, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
 
 /// Multiplies each group. `shape` is that of all tokens together, `D` of one group if `BY_SUM`. Maps are those of [`Range`](super::place::Range).
@@ -33,7 +33,7 @@ pub fn gemm_grouped<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops,
     const BY_SUM: bool,
     const M_MAJOR: bool,
     const N_MAJOR: bool,
@@ -76,7 +76,7 @@ fn grid<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops,
     const BY_SUM: bool,
     const M_MAJOR: bool,
     const N_MAJOR: bool,

@@ -76,7 +76,10 @@ pub use portable::{GEMM_PORTABLE, GemmPortable, GemmPortableArgs, PORTABLE_COLUM
 pub use scattered::{GEMM_SCATTERED, GemmScattered, GemmScatteredArgs};
 pub use sharing::{Away, AwayArgument, MEMBER};
 pub use split::{CLUSTER_PARTS, Split, SplitArgument};
-pub use tile_shape::{Tile64x64, Tile64x128, Tile128x80, Tile128x96, Tile128x112, Tile128x128, Tile128x176, Tile128x256, TileShape};
+pub use tile_shape::{
+    Tile64x64, Tile64x96, Tile64x128, Tile64x144, Tile128x96, Tile128x112, Tile128x128, Tile128x176, Tile128x192, Tile128x256, TileLoops,
+    TileShape,
+};
 
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::layout::Swizzle128;
@@ -118,24 +121,29 @@ impl Shape {
 }
 
 /// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D` too, the same memory: it is read where `fusion.beta` is not 0, and written where a part of the result does not leave in boxes of 64 rows of 128 bytes (parts in clusters, and tiles whose columns are no multiple of such a box's).
-#[kernel(threads = S::THREADS, min_blocks = S::BLOCKS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], M_MAJOR = [false, true], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128, Tile64x64], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x176, Tile128x112, Tile128x96, Tile128x80], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x176, Tile128x112, Tile128x96], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false, true], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
-#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128, Tile64x128, Tile64x64], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], M_MAJOR = [false, true], N_MAJOR = [false, true])]
-#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile64x128], M_MAJOR = [true], N_MAJOR = [true])]
-#[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [e5m2], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false], N_MAJOR = [false])]
-#[instances(A = [e5m2], B = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256], M_MAJOR = [false], N_MAJOR = [false])]
+#[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], BOX = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x64], BOX = [64], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x64], BOX = [64], M_MAJOR = [true], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x192, Tile64x128], BOX = [64], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x176], BOX = [176], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x144], BOX = [144], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x112], BOX = [112], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x96, Tile64x96], BOX = [96], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x112], BOX = [112], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile64x96], BOX = [96], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256], BOX = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile64x128], BOX = [64], M_MAJOR = [true], N_MAJOR = [true])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128, Tile64x128, Tile64x64], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256, Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile128x256], BOX = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
+#[instances(A = [f16], B = [f16], DEPTH = [64], O = [f16], WIDTH = [64], S = [Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e5m2], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile64x128], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e4m3], B = [e5m2], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [e5m2], B = [e4m3], DEPTH = [128], O = [f32], WIDTH = [32], S = [Tile128x256], BOX = [64], M_MAJOR = [false], N_MAJOR = [false])]
 #[expect(clippy::too_many_arguments, reason = "a launch names each matrix")]
 pub fn gemm<
     A: MatrixElement,
@@ -143,13 +151,14 @@ pub fn gemm<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops<BOX>,
+    const BOX: usize,
     const M_MAJOR: bool,
     const N_MAJOR: bool,
 >(
     a: TensorMap<A, PART, DEPTH, Swizzle128>,
     few: Option<TensorMap<A, FEW, DEPTH, Swizzle128>>,
-    b: TensorMap<B, PART, DEPTH, Swizzle128>,
+    b: TensorMap<B, BOX, DEPTH, Swizzle128>,
     d: TensorMapMut<O, PART, WIDTH, Swizzle128>,
     old: GlobalMut<O>,
     shape: Shape,
@@ -170,11 +179,12 @@ fn grid<
     const DEPTH: usize,
     O: StoredElement,
     const WIDTH: usize,
-    S: TileShape,
+    S: TileLoops<BOX>,
+    const BOX: usize,
     const M_MAJOR: bool,
     const N_MAJOR: bool,
 >(
-    args: &GemmArgs<'_, A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>,
+    args: &GemmArgs<'_, A, B, DEPTH, O, WIDTH, S, BOX, M_MAJOR, N_MAJOR>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {
     let [rows, columns] = check_product::<A, B, DEPTH, O, WIDTH, S>(args.shape, &args.fusion)?;
@@ -191,7 +201,7 @@ fn grid<
         return args.split.clusters(rows * columns, steps);
     }
     let work = args.split.check(rows * columns, steps, [S::CLUSTER * S::WARPGROUPS, S::PIECE])?;
-    let clusters = (device.multiprocessors * S::BLOCKS / S::CLUSTER).max(1);
+    let clusters = (device.multiprocessors / S::CLUSTER).max(1);
     Ok(Grid::x(S::CLUSTER * work.min(u64::from(clusters)) as u32))
 }
 

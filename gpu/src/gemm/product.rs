@@ -28,21 +28,22 @@ impl<
     const COLUMN_PARTS: usize,
     const COLUMNS: usize,
     const PANELS: usize,
+    const BOX: usize,
     const STAGES: usize,
     const CLUSTER: u32,
     const WARPGROUPS: u32,
     const PRODUCER: u32,
     const CONSUMER: u32,
-> BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, STAGES, CLUSTER, WARPGROUPS, PRODUCER, CONSUMER>
+> BlockTile<ROW_PARTS, COLUMN_PARTS, COLUMNS, PANELS, BOX, STAGES, CLUSTER, WARPGROUPS, PRODUCER, CONSUMER>
 where
     Columns<COLUMNS>: MatrixColumns,
 {
     /// Fills the ring, by one thread.
     #[inline(always)]
     pub(super) fn produce<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W, BOX>,
         mut order: W::Order,
-        mut ring: Producer<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>, STAGES>,
+        mut ring: Producer<Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>, STAGES>,
         rank: u32,
     ) where
         A: MatrixElement,
@@ -53,7 +54,7 @@ where
         let mut arrival = tensors.division.arrival(tensors.shape, DEPTH as u32);
         let mut sharing = tensors.division.sharing(tensors.shape, <Self as TileShape>::COLUMNS);
         let rows = if ROW_PARTS == 1 { tensors.few_rows() } else { Rows::Parts(tensors.a) };
-        let bytes = Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::bytes(rows);
+        let bytes = Stage::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>::bytes(rows);
         while let Some(work) = order.next_work() {
             let [row, column] = work.tile;
             arrival.begin(move || (row * CLUSTER + rank) * Self::ROWS, Self::ROWS);
@@ -67,13 +68,13 @@ where
                 && let Some(Exchanged { parts: Some(parts), .. }) = &tensors.exchanged
                 && let Some(row) = sharing.own((row * CLUSTER + rank) * Self::ROWS)
             {
-                type Of<A, B, const DEPTH: usize, const ROWS: usize, const COLUMNS: usize, const PANELS: usize> =
-                    Stage<A, B, DEPTH, ROWS, COLUMNS, PANELS>;
+                type Of<A, B, const DEPTH: usize, const ROWS: usize, const COLUMNS: usize, const PANELS: usize, const BOX: usize> =
+                    Stage<A, B, DEPTH, ROWS, COLUMNS, PANELS, BOX>;
                 sharing.wait(row, Self::ROWS);
                 for source in 0..sharing.sources() {
                     for half in 0..ROW_PARTS as u32 {
-                        let (stage, full) = ring.acquire(Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::PART_BYTES);
-                        let columns = Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>::PART_COLUMNS;
+                        let (stage, full) = ring.acquire(Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>::PART_BYTES);
+                        let columns = Of::<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>::PART_COLUMNS;
                         let column = column * <Self as TileShape>::COLUMNS + half * columns;
                         stage.load_part(parts, [source, row, column], full);
                     }
@@ -85,9 +86,9 @@ where
     /// Multiplies what is in the ring, by warpgroup `number`.
     #[inline(always)]
     pub(super) fn consume<A, B, const DEPTH: usize, O, const WIDTH: usize, const RANK: usize, W, const M_MAJOR: bool, const N_MAJOR: bool>(
-        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W>,
+        tensors: &Tensors<A, B, DEPTH, O, WIDTH, RANK, W, BOX>,
         mut order: W::Order,
-        shared: Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, STAGES>,
+        shared: Shared<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX, STAGES>,
         rank: u32,
         number: u32,
     ) where

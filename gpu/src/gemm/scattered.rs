@@ -27,7 +27,7 @@ use super::order::TileList;
 use super::sharing::{Away, MEMBER, Partial};
 use super::split::Split;
 use super::tensors::{Exchanged, Tensors};
-use super::tile_shape::{Tile128x128, Tile128x256, TileShape};
+use super::tile_shape::{Tile128x128, Tile128x256, TileLoops, TileShape};
 use super::{Fusion, PART, Shape, check_product};
 
 /// Elements of 16 bits in 128 bytes.
@@ -72,7 +72,7 @@ impl Division<2> for ByOwner {
 #[instances(T = [bf16], S = [Tile128x256, Tile128x128], N_MAJOR = [false, true])]
 #[instances(T = [f16], S = [Tile128x256], N_MAJOR = [false, true])]
 #[expect(clippy::too_many_arguments, reason = "a launch names each matrix")]
-pub fn gemm_scattered<T: MatrixElement + StoredElement, S: TileShape, const N_MAJOR: bool>(
+pub fn gemm_scattered<T: MatrixElement + StoredElement, S: TileLoops, const N_MAJOR: bool>(
     a: TensorMap<T, PART, DEPTH, Swizzle128>,
     b: TensorMap<T, PART, DEPTH, Swizzle128>,
     d: TensorMapMut<T, PART, DEPTH, Swizzle128>,
@@ -97,7 +97,7 @@ pub fn gemm_scattered<T: MatrixElement + StoredElement, S: TileShape, const N_MA
     S::multiply::<T, T, DEPTH, T, DEPTH, _, _, false, N_MAJOR>(tensors);
 }
 
-fn grid<T: MatrixElement + StoredElement, S: TileShape, const N_MAJOR: bool>(
+fn grid<T: MatrixElement + StoredElement, S: TileLoops, const N_MAJOR: bool>(
     args: &GemmScatteredArgs<'_, T, S, N_MAJOR>,
     device: &DeviceLimits,
 ) -> Result<Grid, LaunchError> {

@@ -29,11 +29,19 @@ pub(super) const PART_WORDS: usize = PART * ROW_WORDS as usize;
 /// A part of `A`, its boxes, and its words, which are zeroed, or hold sums.
 type LeftPart<T, const DEPTH: usize> = Overlay<Part<T, DEPTH>, Overlay<Boxes<T, DEPTH>, SharedArray<u32, PART_WORDS>>>;
 
-/// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` each.
+/// The operands of `DEPTH` elements of the sum, which are 128 bytes: `ROW_PARTS` parts of `A`, and of `B` `COLUMN_PARTS` of `PANELS` boxes of `BOX` columns each.
 #[derive(SharedStorage, Clone, Copy)]
-pub struct Stage<A: Pod, B: Pod, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize> {
+pub struct Stage<
+    A: Pod,
+    B: Pod,
+    const DEPTH: usize,
+    const ROW_PARTS: usize,
+    const COLUMN_PARTS: usize,
+    const PANELS: usize,
+    const BOX: usize = PART,
+> {
     a: Tiles<LeftPart<A, DEPTH>, ROW_PARTS>,
-    b: Tiles<Tiles<Part<B, DEPTH>, PANELS>, COLUMN_PARTS>,
+    b: Tiles<Tiles<SharedTile<B, BOX, DEPTH, Swizzle128>, PANELS>, COLUMN_PARTS>,
 }
 
 /// What is loaded of a block's rows of `A`.
@@ -45,8 +53,8 @@ pub enum Rows<A: Pod, const DEPTH: usize, const RANK: usize> {
     Boxes(TensorMap<A, FEW, DEPTH, Swizzle128, RANK>, u32),
 }
 
-impl<A, B, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize>
-    Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS>
+impl<A, B, const DEPTH: usize, const ROW_PARTS: usize, const COLUMN_PARTS: usize, const PANELS: usize, const BOX: usize>
+    Stage<A, B, DEPTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX>
 where
     A: MatrixElement,
     B: MatrixElement,
@@ -61,9 +69,9 @@ where
     }
 
     /// Bytes of the parts that are loaded into a stage: as many as columns of `B` take.
-    pub const PART_BYTES: u32 = (COLUMN_PARTS * PANELS * PART) as u32 * 4 * ROW_WORDS;
+    pub const PART_BYTES: u32 = (COLUMN_PARTS * PANELS * BOX) as u32 * 4 * ROW_WORDS;
     /// Columns of these.
-    pub const PART_COLUMNS: u32 = (COLUMN_PARTS * PANELS / ROW_PARTS * PART) as u32;
+    pub const PART_COLUMNS: u32 = (COLUMN_PARTS * PANELS / ROW_PARTS * BOX) as u32;
 
     /// Starts to load a source's part of the block's tile from `row`, `column` on, of so many columns, in place of columns of `B`: those of one warpgroup's rows after those of the other.
     #[inline(always)]
@@ -101,7 +109,7 @@ where
     /// A panel of a part.
     #[inline(always)]
     fn panel<O: Pod, const WIDTH: usize>(self, row_part: u32, panel: u32) -> SharedTile<O, PART, WIDTH, Swizzle128> {
-        self.b.tile(0).tile(row_part * const { (PANELS / ROW_PARTS) as u32 } + panel).cast()
+        self.b.tile(0).tile(row_part * const { (PANELS / ROW_PARTS) as u32 } + panel).cast().rows(0)
     }
 
     /// Starts to load the block's rows of `A` from `m` on into its own stage, and its share of the columns of `B` from `n` on
@@ -109,7 +117,7 @@ where
     #[inline(always)]
     pub fn load<const CLUSTER: u32, const RANK: usize, const M_MAJOR: bool, const N_MAJOR: bool>(
         self,
-        (rows, b): (Rows<A, DEPTH, RANK>, &TensorMap<B, PART, DEPTH, Swizzle128, RANK>),
+        (rows, b): (Rows<A, DEPTH, RANK>, &TensorMap<B, BOX, DEPTH, Swizzle128, RANK>),
         place: impl Place<RANK>,
         [m, n, k]: [u32; 3],
         rank: u32,
@@ -131,7 +139,7 @@ where
         let share = const { PANELS as u32 / CLUSTER };
         for part in 0..COLUMN_PARTS as u32 {
             for panel in rank * share..(rank + 1) * share {
-                let (target, n) = (self.b.tile(part).tile(panel), n + (part * PANELS as u32 + panel) * PART as u32);
+                let (target, n) = (self.b.tile(part).tile(panel), n + (part * PANELS as u32 + panel) * BOX as u32);
                 let at = place.b(if N_MAJOR { [k, n] } else { [n, k] });
                 if CLUSTER == 1 {
                     b.load(target, at, full);

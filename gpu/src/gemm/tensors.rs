@@ -18,11 +18,11 @@ pub struct Exchanged<O: Pod, const WIDTH: usize> {
 }
 
 /// The parameters of a kernel, and how the product is divided.
-pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> {
+pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W, const BOX: usize = PART> {
     pub a: TensorMap<A, PART, DEPTH, Swizzle128, RANK>,
     /// `A` in boxes of 16 rows, for tiles of one part, if there are at most [`MOST_FEW`](super::MOST_FEW) rows. None where rows of `A` lie along M.
     pub few: Option<TensorMap<A, FEW, DEPTH, Swizzle128, RANK>>,
-    pub b: TensorMap<B, PART, DEPTH, Swizzle128, RANK>,
+    pub b: TensorMap<B, BOX, DEPTH, Swizzle128, RANK>,
     pub d: TensorMapMut<O, PART, WIDTH, Swizzle128, RANK>,
     /// By a division whose ranks share the sum.
     pub exchanged: Option<Exchanged<O, WIDTH>>,
@@ -32,7 +32,9 @@ pub struct Tensors<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usiz
     pub division: W,
 }
 
-impl<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W> Tensors<A, B, DEPTH, O, WIDTH, RANK, W> {
+impl<A: Pod, B: Pod, const DEPTH: usize, O: Pod, const WIDTH: usize, const RANK: usize, W, const BOX: usize>
+    Tensors<A, B, DEPTH, O, WIDTH, RANK, W, BOX>
+{
     /// Brings the maps into the cache of maps, by one thread.
     #[inline(always)]
     pub fn prefetch(&self) {

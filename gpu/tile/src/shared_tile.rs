@@ -63,6 +63,18 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, 
         SharedTile { address: self.address, element: PhantomData }
     }
 
+    /// Its `PART` rows from `first` on, a multiple of 8.
+    #[inline(always)]
+    #[track_caller]
+    pub fn rows<const PART: usize>(self, first: u32) -> SharedTile<T, PART, COLUMNS, S> {
+        const { assert!((COLUMNS * size_of::<T>()) as u32 <= S::MODE.span(), "the tile is one panel wide") };
+        if Target::CHECKED && (first as usize + PART > ROWS || first % 8 != 0) {
+            let last = (first as usize + PART) * COLUMNS;
+            Target::out_of_bounds_shared(self.address, Self::SIZE, last as u64 - 1, (ROWS * COLUMNS) as u64);
+        }
+        SharedTile { address: self.address + first * Self::LAYOUT.row_bytes, element: PhantomData }
+    }
+
     /// The element at `row`, `column`.
     #[inline(always)]
     #[track_caller]

@@ -44,6 +44,8 @@ pub enum GemmKernel {
 pub enum GemmTile {
     /// 128 rows and 256 columns, in clusters of two blocks that are 256 rows high.
     Tile128x256,
+    /// 128 rows and 192 columns.
+    Tile128x192,
     /// 128 rows and 176 columns.
     Tile128x176,
     /// 128 rows and columns.
@@ -52,11 +54,13 @@ pub enum GemmTile {
     Tile128x112,
     /// 128 rows and 96 columns.
     Tile128x96,
-    /// 128 rows and 80 columns.
-    Tile128x80,
+    /// 64 rows and 144 columns.
+    Tile64x144,
     /// 64 rows and 128 columns.
     Tile64x128,
-    /// 64 rows and columns, by two blocks of each multiprocessor.
+    /// 64 rows and 96 columns.
+    Tile64x96,
+    /// 64 rows and columns.
     Tile64x64,
 }
 
@@ -72,14 +76,16 @@ impl GemmKernel {
 
 impl GemmTile {
     /// All.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Tile128x256,
+        Self::Tile128x192,
         Self::Tile128x176,
         Self::Tile128x128,
         Self::Tile128x112,
         Self::Tile128x96,
-        Self::Tile128x80,
+        Self::Tile64x144,
         Self::Tile64x128,
+        Self::Tile64x96,
         Self::Tile64x64,
     ];
 }
@@ -324,6 +330,7 @@ impl GemmConfig {
             result_bytes: size_of::<O>() as u64,
             multiprocessors: multiprocessors.into(),
             few: T::BYTES == 1 || !self.transpose_a,
+            narrow: T::BYTES == 1,
             in_blocks: false,
             transposing: transposed.map(|(_, outer)| transposing(outer.saturating_mul(self.k))).sum(),
         }

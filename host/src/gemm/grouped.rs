@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{GemmGrouped, GemmGroupedArgs, TileShape};
+use oxtile_kernels::gemm::{GemmGrouped, GemmGroupedArgs, TileLoops};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
@@ -260,7 +260,7 @@ where
     A: MatrixElement,
     B: MatrixElement,
     O: StoredElement,
-    S: TileShape,
+    S: TileLoops,
     GemmGrouped<A, B, DEPTH, O, WIDTH, S, BY_SUM, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, groups: u64, matrices: GroupedMatrices<'a, A, B, O>) -> Result<Bound<'a>> {

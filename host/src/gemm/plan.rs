@@ -2,7 +2,7 @@
 //!
 //! Work is handed out in turn: whole tiles first, then parts of the sums of the others. The time of a plan is that of launching, that of the clusters'
 //! work, delayed where device memory does not bring the operands as fast, and at the end that of adding parts up. Where there are few tiles, the parts of
-//! each can be the blocks of a cluster instead, which add them up in shared memory. The constants were fitted to times of every kernel and split on an H200 (docs/performance/gemm.md).
+//! each can be the blocks of a cluster instead, which add them up in shared memory. The constants were fitted to times of every kernel and split on an H200 (docs/performance/gemm.md, `gemm_plans_h200_tiles.json` and `gemm_plans_h200_all.json`).
 
 use std::fmt;
 
@@ -60,6 +60,8 @@ pub(super) struct Problem {
     pub multiprocessors: u64,
     /// Whether tiles of 64 rows load the rows of `A` that they have in boxes of 16.
     pub few: bool,
+    /// Whether operands are of 8 bits.
+    pub narrow: bool,
     /// Whether codes have a scale for every block, whose sums take longer. Their parts are never the blocks of a cluster.
     pub in_blocks: bool,
     /// The nanoseconds of operands that are transposed first.
@@ -68,7 +70,7 @@ pub(super) struct Problem {
 
 /// The nanoseconds in which an operand of so many bytes is transposed.
 pub(super) fn transposing(bytes: u64) -> f64 {
-    LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
+    TRANSPOSE_LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
 }
 
 /// What the model knows of a tile shape, in nanoseconds.
@@ -80,40 +82,48 @@ struct Costs {
 }
 
 /// Nanoseconds from a launch to the first step, and from the last result to the end.
-const LAUNCH: f64 = 1250.0;
+const LAUNCH: f64 = 2260.0;
 /// Bytes a nanosecond of device memory.
-const MEMORY: f64 = 4160.0;
+const MEMORY: f64 = 4300.0;
+/// The same of codes in blocks, whose costs were fitted with it.
+const BLOCKS_LAUNCH: f64 = 1250.0;
+/// Nanoseconds of a launch of `fp8_transpose` ahead of the product.
+const TRANSPOSE_LAUNCH: f64 = 1250.0;
 /// Bytes a nanosecond that `fp8_transpose` reads and writes (docs/performance/fp8.md).
 const TRANSPOSE: f64 = 3800.0;
 /// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
-const FILLED: f64 = 0.48;
+const FILLED: f64 = 0.135;
 /// Bytes of device memory for each byte of parts, which are written and read, not all of them in the L2 cache.
-const PARTS: f64 = 3.2;
+const PARTS: f64 = 4.86;
 /// Nanoseconds from the last part to the sum.
-const TICKET: f64 = 2170.0;
+const TICKET: f64 = 1420.0;
 /// Bytes a nanosecond at which a block leaves a part, and at which it adds parts up.
-const LEAVE: f64 = 24.0;
-const ADD: f64 = 132.0;
+const LEAVE: f64 = 23.1;
+const ADD: f64 = 94.0;
+/// What 8-bit operands take of the power of as many bytes of 16-bit ones.
+const NARROW: f64 = 0.8;
 /// The most parts of a sum.
 pub(super) const MOST_PARTS: u64 = 32;
 /// Of parts that are the blocks of clusters: nanoseconds of a part's beginning and end, of the cluster's barriers, and bytes a nanosecond at which a block gets the slices of others.
-const CLUSTER_PART: f64 = 1160.0;
-const MEET: f64 = 1190.0;
-const PEER: f64 = 11.0;
-/// By how much less a step takes of a block alone, whose operands no other block delays. Fitted to parts of clusters, as the three before (`gemm_plans_h200_clusters.json`).
-const ALONE: f64 = 0.167;
+const CLUSTER_PART: f64 = 1510.0;
+const MEET: f64 = 650.0;
+const PEER: f64 = 12.6;
+/// By how much less a step takes of a block alone, whose operands no other block delays. Fitted to parts of clusters, as the three before.
+const ALONE: f64 = 0.129;
 
 impl GemmTile {
     /// Rows and columns of a block's tile, and blocks of a cluster, which lie one above the other.
     pub(crate) fn size(self) -> ([u64; 2], u64) {
         match self {
             Self::Tile128x256 => ([128, 256], 2),
+            Self::Tile128x192 => ([128, 192], 1),
             Self::Tile128x176 => ([128, 176], 1),
+            Self::Tile128x128 => ([128, 128], 1),
             Self::Tile128x112 => ([128, 112], 1),
             Self::Tile128x96 => ([128, 96], 1),
-            Self::Tile128x80 => ([128, 80], 1),
-            Self::Tile128x128 => ([128, 128], 1),
+            Self::Tile64x144 => ([64, 144], 1),
             Self::Tile64x128 => ([64, 128], 1),
+            Self::Tile64x96 => ([64, 96], 1),
             Self::Tile64x64 => ([64, 64], 1),
         }
     }
@@ -137,31 +147,30 @@ impl GemmTile {
     pub(crate) fn takes_clusters(self) -> bool {
         match self {
             Self::Tile128x256 => gemm::Tile128x256::IN_CLUSTERS,
+            Self::Tile128x192 => gemm::Tile128x192::IN_CLUSTERS,
             Self::Tile128x176 => gemm::Tile128x176::IN_CLUSTERS,
             Self::Tile128x128 => gemm::Tile128x128::IN_CLUSTERS,
             Self::Tile128x112 => gemm::Tile128x112::IN_CLUSTERS,
             Self::Tile128x96 => gemm::Tile128x96::IN_CLUSTERS,
-            Self::Tile128x80 => gemm::Tile128x80::IN_CLUSTERS,
+            Self::Tile64x144 => gemm::Tile64x144::IN_CLUSTERS,
             Self::Tile64x128 => gemm::Tile64x128::IN_CLUSTERS,
+            Self::Tile64x96 => gemm::Tile64x96::IN_CLUSTERS,
             Self::Tile64x64 => gemm::Tile64x64::IN_CLUSTERS,
         }
     }
 
-    /// Blocks that a multiprocessor holds.
-    fn resident(self) -> u64 {
-        if self == Self::Tile64x64 { 2 } else { 1 }
-    }
-
     fn costs(self) -> Costs {
         match self {
-            Self::Tile128x256 => Costs { step: 740.0, tile: 3380.0 },
-            Self::Tile128x176 => Costs { step: 534.0, tile: 2370.0 },
-            Self::Tile128x112 => Costs { step: 339.0, tile: 2970.0 },
-            Self::Tile128x96 => Costs { step: 350.0, tile: 2320.0 },
-            Self::Tile128x80 => Costs { step: 286.0, tile: 1840.0 },
-            Self::Tile128x128 => Costs { step: 373.0, tile: 1660.0 },
-            Self::Tile64x128 => Costs { step: 248.0, tile: 1240.0 },
-            Self::Tile64x64 => Costs { step: 289.0, tile: 50.0 },
+            Self::Tile128x256 => Costs { step: 747.0, tile: 2470.0 },
+            Self::Tile128x192 => Costs { step: 502.0, tile: 1890.0 },
+            Self::Tile128x176 => Costs { step: 510.0, tile: 2500.0 },
+            Self::Tile128x128 => Costs { step: 375.0, tile: 755.0 },
+            Self::Tile128x112 => Costs { step: 341.0, tile: 2120.0 },
+            Self::Tile128x96 => Costs { step: 297.0, tile: 1730.0 },
+            Self::Tile64x144 => Costs { step: 240.0, tile: 890.0 },
+            Self::Tile64x128 => Costs { step: 260.0, tile: 865.0 },
+            Self::Tile64x96 => Costs { step: 196.0, tile: 1245.0 },
+            Self::Tile64x64 => Costs { step: 159.0, tile: 750.0 },
         }
     }
 
@@ -226,7 +235,7 @@ impl Problem {
         // Widths that fill a wave of whole tiles are of no use in parts.
         let is_taken = tile.takes_clusters() && tile.size().0[1].is_multiple_of(64) && !self.in_blocks;
         let most = if is_taken { self.steps } else { 0 };
-        let fits = move |parts: &u64| *parts <= most && tiles * parts <= problem.blocks_in_clusters(*parts) * tile.resident();
+        let fits = move |parts: &u64| *parts <= most && tiles * parts <= problem.blocks_in_clusters(*parts);
         CLUSTER_PARTS.into_iter().map(u64::from).filter(fits)
     }
 
@@ -284,6 +293,7 @@ impl Problem {
         let filled = (self.loaded_rows(rows, cluster) - self.m) as f64 * self.n.div_ceil(columns) as f64 * all_steps * 128.0;
         // 128 bytes of a step are 64 elements of 16 bits, or 128 of 8 bits in the same time.
         let power = 2.0 * tiles as f64 * (rows * cluster * columns * 64) as f64 * all_steps / tile.power();
+        let power = if self.narrow { NARROW * power } else { power };
         [(operands + FILLED * filled + parts_bytes) / MEMORY, power]
     }
 
@@ -313,7 +323,8 @@ impl Problem {
         let [memory, power] = self.bounds(tile, PARTS * (pieces * cluster) as f64 * piece_bytes);
         let works = together((0..clusters).map(work).collect(), memory);
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
-        self.transposing + LAUNCH + works.max(power) + adding
+        let launch = if self.in_blocks { BLOCKS_LAUNCH } else { LAUNCH };
+        self.transposing + launch + works.max(power) + adding
     }
 
     /// The time where the parts of all tiles are the blocks of clusters.
@@ -338,7 +349,17 @@ mod tests {
     const KERNEL: GemmKernel = GemmKernel::Wgmma { tile: GemmTile::Tile64x128, m_major: false, n_major: false };
 
     fn problem([m, n, k]: [u64; 3]) -> Problem {
-        Problem { m, n, steps: k.div_ceil(64), result_bytes: 2, multiprocessors: 132, few: true, in_blocks: false, transposing: 0.0 }
+        Problem {
+            m,
+            n,
+            steps: k.div_ceil(64),
+            result_bytes: 2,
+            multiprocessors: 132,
+            few: true,
+            narrow: false,
+            in_blocks: false,
+            transposing: 0.0,
+        }
     }
 
     #[test]

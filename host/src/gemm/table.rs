@@ -64,10 +64,10 @@ macro_rules! wgmma {
     ($a:ident $b:ident $depth:literal, $o:ident $width:literal: $($tile:ident $([$m_major:literal $n_major:literal])*),*) => {
         &[$($(Entry {
             decision: GemmKernel::Wgmma { tile: GemmTile::$tile, m_major: $m_major, n_major: $n_major },
-            name: <gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, $m_major, $n_major> as Kernel>::INFO.name,
+            name: <gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, { <gemm::$tile as TileShape>::BOX }, $m_major, $n_major> as Kernel>::INFO.name,
             tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
             load: |runtime| {
-                Ok(Box::new(runtime.load::<gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, $m_major, $n_major>>()?))
+                Ok(Box::new(runtime.load::<gemm::Gemm<$a, $b, $depth, $o, $width, gemm::$tile, { <gemm::$tile as TileShape>::BOX }, $m_major, $n_major>>()?))
             },
         },)*)*]
     };
@@ -85,10 +85,10 @@ macro_rules! transposed {
     ($a:ident $b:ident, $o:ident $width:literal, $tile:ident [$of_a:literal $of_b:literal]) => {
         Entry {
             decision: GemmKernel::WgmmaTransposed { tile: GemmTile::$tile, a: $of_a, b: $of_b },
-            name: <gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, false, false> as Kernel>::INFO.name,
+            name: <gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, { <gemm::$tile as TileShape>::BOX }, false, false> as Kernel>::INFO.name,
             tile: [<gemm::$tile as TileShape>::ROWS as u64, <gemm::$tile as TileShape>::COLUMNS as u64],
             load: |runtime| {
-                let product = runtime.load::<gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, false, false>>()?;
+                let product = runtime.load::<gemm::Gemm<$a, $b, 128, $o, $width, gemm::$tile, { <gemm::$tile as TileShape>::BOX }, false, false>>()?;
                 Ok(Box::new(Transposed::<_, $a, $b>::load(runtime, product, [$of_a, $of_b])?))
             },
         }
@@ -172,26 +172,29 @@ macro_rules! grouped {
     };
 }
 
-/// Every layout of 16-bit operands: by large tiles all, by small ones those that have few rows, or gradients of weights.
+/// Every layout of 16-bit operands by large tiles, and by a small one those that have few rows.
 macro_rules! every_layout {
-    ($t:ident, $o:ident $width:literal: $($tile:ident)*; $($few:ident)*) => {
-        wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*, Tile64x128 [false false] [false true] [true true]
-            $(, $few [false false] [false true])*)
+    ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
+        wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*)
     };
 }
 
 operands! {
     bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x128 [false] [true])}:
-        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128; Tile64x64),
-        wgmma!(bf16 bf16 64, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false], Tile128x80 [false false]),
+        every_layout!(bf16, bf16 64: Tile128x256 Tile128x128),
+        wgmma!(bf16 bf16 64, bf16 64: Tile64x64 [false false] [false true] [true false], Tile64x128 [false false] [true true], Tile128x192 [true true]),
+        wgmma!(bf16 bf16 64, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false]),
+        wgmma!(bf16 bf16 64, bf16 64: Tile64x144 [false false], Tile64x96 [false false]),
         portable!(bf16, bf16);
     bf16: bf16 bf16, f32 {grouped!(bf16 64, f32 32, true: Tile128x256 [true], Tile128x128 [true])}:
-        every_layout!(bf16, f32 32: Tile128x256;), portable!(bf16, f32);
-    f16: f16 f16, f16: every_layout!(f16, f16 64: Tile128x256;), portable!(f16, f16);
+        every_layout!(bf16, f32 32: Tile128x256), wgmma!(bf16 bf16 64, f32 32: Tile64x128 [false false] [false true] [true true]),
+        portable!(bf16, f32);
+    f16: f16 f16, f16:
+        every_layout!(f16, f16 64: Tile128x256), wgmma!(f16 f16 64, f16 64: Tile64x128 [false false] [false true]), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
     e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64: Tile128x128 Tile64x128)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
-        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false]),
+        wgmma!(e4m3 e4m3 128, bf16 64: Tile128x112 [false false], Tile64x96 [false false]),
         transposed!(e4m3 e4m3, bf16 64: Tile128x256 Tile128x128 Tile64x128 Tile64x64), any!(e4m3, bf16);
     e4m3: e4m3 e4m3, f32 [blocks!(f32 32: Tile128x128 Tile64x128)]:
         wgmma!(e4m3 e4m3 128, f32 32: Tile128x256 [false false], Tile64x128 [false false]),

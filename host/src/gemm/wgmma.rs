@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, FEW, GemmArgs, MOST_FEW, SplitArgument, TileShape};
+use oxtile_kernels::gemm::{self, FEW, GemmArgs, MOST_FEW, SplitArgument, TileLoops, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::launch::{BufferAccess, DeviceTensorMap, DeviceTensorMapMut, DeviceViewMut, Kernel};
 use oxtile_tile::layout::Swizzle128;
@@ -15,14 +15,14 @@ use super::table::Instance;
 use crate::runtime::{Bound, Buffer, Loaded, Result, Stream};
 use crate::tensor::{Strided, TensorMap, TensorMapMut, Uploads};
 
-impl<A, B, const DEPTH: usize, O, const WIDTH: usize, S, const M_MAJOR: bool, const N_MAJOR: bool> Instance<A, B, O>
-    for Loaded<gemm::Gemm<A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>>
+impl<A, B, const DEPTH: usize, O, const WIDTH: usize, S, const BOX: usize, const M_MAJOR: bool, const N_MAJOR: bool> Instance<A, B, O>
+    for Loaded<gemm::Gemm<A, B, DEPTH, O, WIDTH, S, BOX, M_MAJOR, N_MAJOR>>
 where
     A: MatrixElement,
     B: MatrixElement,
     O: StoredElement,
-    S: TileShape,
-    gemm::Gemm<A, B, DEPTH, O, WIDTH, S, M_MAJOR, N_MAJOR>: Kernel,
+    S: TileLoops<BOX>,
+    gemm::Gemm<A, B, DEPTH, O, WIDTH, S, BOX, M_MAJOR, N_MAJOR>: Kernel,
 {
     fn bind<'a>(&'a self, stream: &Stream, config: GemmConfig, plan: GemmPlan, matrices: Matrices<'a, A, B, O>) -> Result<Bound<'a>> {
         let (scales, bias) = (matrices.scales, matrices.bias);
@@ -31,7 +31,7 @@ where
         let of_a = Strided::dense([config.m, config.k]);
         let mut uploads = Uploads::default();
         let few = is_few.then(|| TensorMap::<_, FEW, DEPTH, Swizzle128>::with(&mut uploads, stream, matrices.a, of_a)).transpose()?;
-        let mut maps = Maps::<A, B, DEPTH, O, WIDTH>::with(&mut uploads, stream, config, matrices)?;
+        let mut maps = Maps::<A, B, DEPTH, O, WIDTH, BOX>::with(&mut uploads, stream, config, matrices)?;
         uploads.copy(stream)?;
         let mut parts = Parts::new::<S>(stream, [config.m, config.n], plan)?;
         Ok(Bound::new(move |stream| {
@@ -44,23 +44,25 @@ where
 }
 
 /// The tensor maps of a product's matrices, as the kernels on wgmma take them.
-pub(crate) struct Maps<'a, A, B, const DEPTH: usize, O, const WIDTH: usize> {
+pub(crate) struct Maps<'a, A, B, const DEPTH: usize, O, const WIDTH: usize, const BOX: usize = 64> {
     a: TensorMap<'a, A, 64, DEPTH, Swizzle128>,
-    b: TensorMap<'a, B, 64, DEPTH, Swizzle128>,
+    b: TensorMap<'a, B, BOX, DEPTH, Swizzle128>,
     d: TensorMapMut<'a, O, 64, WIDTH, Swizzle128>,
     /// Where the result lies, and how many elements it has.
     result: (BufferAccess<'a>, u64),
 }
 
 /// The arguments of a product that are matrices: the operands, and the result to be stored and as it was.
-type MatrixArguments<'m, A, B, const DEPTH: usize, O, const WIDTH: usize> = (
+type MatrixArguments<'m, A, B, const DEPTH: usize, O, const WIDTH: usize, const BOX: usize> = (
     DeviceTensorMap<'m, A, 64, DEPTH, Swizzle128>,
-    DeviceTensorMap<'m, B, 64, DEPTH, Swizzle128>,
+    DeviceTensorMap<'m, B, BOX, DEPTH, Swizzle128>,
     DeviceTensorMapMut<'m, O, 64, WIDTH, Swizzle128>,
     DeviceViewMut<'m, O>,
 );
 
-impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize> Maps<'a, A, B, DEPTH, O, WIDTH> {
+impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElement, const WIDTH: usize, const BOX: usize>
+    Maps<'a, A, B, DEPTH, O, WIDTH, BOX>
+{
     /// Encodes them, and copies them in stream order.
     pub fn new(stream: &Stream, config: GemmConfig, matrices: Matrices<'a, A, B, O>) -> Result<Self> {
         let mut uploads = Uploads::default();
@@ -81,7 +83,7 @@ impl<'a, A: MatrixElement, B: MatrixElement, const DEPTH: usize, O: StoredElemen
     }
 
     /// What a launch takes.
-    pub fn arguments(&mut self) -> MatrixArguments<'_, A, B, DEPTH, O, WIDTH> {
+    pub fn arguments(&mut self) -> MatrixArguments<'_, A, B, DEPTH, O, WIDTH, BOX> {
         let (memory, length) = self.result;
         // SAFETY: the map `d` holds the only view of this memory, and is borrowed with it. The kernels read an element of the matrix as it was before
         // they store that element, in the same warpgroup.

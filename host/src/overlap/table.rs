@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, TileShape};
+use oxtile_kernels::gemm::{self, ByRows, BySum, GatheredArgument, Gathering, GemmGathered, GemmGatheredArgs, TileLoops, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::WaitsArgument;
 use oxtile_tile::launch::{DeviceView, Kernel};
@@ -75,7 +75,7 @@ impl<T, const DEPTH: usize, O, const WIDTH: usize, S, G, const M_MAJOR: bool, co
 where
     T: MatrixElement,
     O: StoredElement,
-    S: TileShape,
+    S: TileLoops,
     G: Gathering,
     GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>: Kernel,
 {

@@ -95,7 +95,7 @@ fn chunks<G: Arriving>(job: &Job, depth: u32, is_major: bool) -> Vec<Chunk> {
 }
 
 /// The list of tiles.
-fn tiles<S: TileShape>(job: &Job) -> Vec<u32> {
+fn tiles<S: TileLoops>(job: &Job) -> Vec<u32> {
     let [m, n, _] = job.shape;
     let (rows, columns) = (m.div_ceil(S::CLUSTER * S::ROWS), n.div_ceil(S::COLUMNS));
     let mut tiles: Vec<u32> = (0..rows * columns).map(|tile| ((tile % rows) << 16) | (tile / rows)).collect();
@@ -242,7 +242,7 @@ impl<T: Operand> Incoming<T> {
 
 impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
     /// Garbage where nothing has arrived yet, and the chunks of the rank's own source.
-    pub fn new<const DEPTH: usize, S: TileShape, G: Arriving>(
+    pub fn new<const DEPTH: usize, S: TileLoops, G: Arriving>(
         rank: &Rank,
         job: &Job,
         values: &Values<T, O>,
@@ -281,7 +281,7 @@ impl<T: Operand + MatrixElement, O: Output + StoredElement> Product<T, O> {
     }
 
     /// Gives the kernel's arguments to `launch`, with a patience of its own if there is one. Maps are made before: making one may wait for all work under way.
-    pub fn multiply<const DEPTH: usize, const WIDTH: usize, S: TileShape, G: Arriving, const M_MAJOR: bool, const N_MAJOR: bool, R>(
+    pub fn multiply<const DEPTH: usize, const WIDTH: usize, S: TileLoops, G: Arriving, const M_MAJOR: bool, const N_MAJOR: bool, R>(
         &mut self,
         rank: &Rank,
         job: &Job,

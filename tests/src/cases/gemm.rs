@@ -222,7 +222,7 @@ fn of_tiles<T: Operands<O>, O: Output>(cases: &mut Vec<Case>, name: &str, layout
         ];
         let parts = |division| job([80, 136, 400], [0.1, 0.3], true, division);
         let mut divided = vec![("parts", parts(Of(tile, [0, 3])))];
-        if !matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x176) {
+        if !matches!(tile, GemmTile::Tile128x256 | GemmTile::Tile128x192 | GemmTile::Tile128x176) {
             jobs.push(("a row in clusters", row(InClusters(tile, 5)), size));
             jobs.push(("clusters", job([72, 304, 272], [1.0, 0.0], false, InClusters(tile, 2)), size));
             divided.push(("parts in clusters", parts(InClusters(tile, 3))));
@@ -349,7 +349,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     choose(good, "gemm__bf16", "B along n")?;
     choose(
         GemmConfig { transpose_a: true, transpose_b: true, ..good },
-        "gemm__bf16__bf16__depth64__bf16__width64__tile128x128__m_major",
+        "gemm__bf16__bf16__depth64__bf16__width64__tile64x64__box64__m_major",
         "A along m",
     )?;
     choose(GemmConfig { k: 12, ..good }, "gemm_portable__bf16__bf16", "k is 12, no multiple of 8")?;

@@ -122,7 +122,7 @@ fn check<T, const DEPTH: usize, O, const WIDTH: usize, S, G, const M_MAJOR: bool
 where
     T: Operand + MatrixElement + GemmOperands<O, A = T, B = T>,
     O: Output + StoredElement,
-    S: TileShape,
+    S: TileLoops,
     G: Arriving,
     GemmGathered<T, T, DEPTH, O, WIDTH, S, G, M_MAJOR, N_MAJOR>: Kernel,
 {

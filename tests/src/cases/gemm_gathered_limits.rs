@@ -23,7 +23,7 @@ pub(super) fn late(runtime: &Runtime) -> Outcome {
     late_of::<Tile128x256>(runtime)
 }
 
-fn late_of<S: TileShape>(runtime: &Runtime) -> Outcome
+fn late_of<S: TileLoops>(runtime: &Runtime) -> Outcome
 where
     GemmGathered<bf16, bf16, 64, bf16, 64, S, ByRows, false, false>: Kernel,
 {

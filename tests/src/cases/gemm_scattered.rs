@@ -64,7 +64,7 @@ pub fn cases() -> Vec<Case> {
 fn check<T, S, const N_MAJOR: bool>(runtime: &Runtime, job: &Job) -> Outcome
 where
     T: Operand + Output + MatrixElement + StoredElement + GemmOperands<f32, A = T, B = T>,
-    S: TileShape,
+    S: TileLoops,
     GemmScattered<T, S, N_MAJOR>: Kernel,
 {
     let [m, n, k] = job.shape.map(|size| size as usize);
@@ -115,7 +115,7 @@ fn multiply<T, S, const N_MAJOR: bool>(
 ) -> Result<(Vec<T>, Vec<T>)>
 where
     T: Operand + MatrixElement + StoredElement,
-    S: TileShape,
+    S: TileLoops,
     GemmScattered<T, S, N_MAJOR>: Kernel,
 {
     let (Job { sources, panel, alpha, leaves, .. }, Rank { arena, compute, out, gate, .. }) = (*job, rank);

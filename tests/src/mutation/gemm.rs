@@ -100,12 +100,12 @@ fn gemm_split(device: &Device) -> Result<Vec<u32>, Outcome> {
 
 /// Two tiles in parts of unequal length, more steps than stages, which are the blocks of clusters.
 fn gemm_in_clusters(device: &Device) -> Result<Vec<u32>, Outcome> {
-    divided::<Tile64x64>(device, [72, 64, 1344], [0, 2], true)
+    divided::<Tile64x64>(device, [72, 64, 1680], [0, 2], true)
 }
 
-/// Eight rows by more steps than stages: two whole tiles and two in two parts for each block.
+/// Eight rows by more steps than stages: four whole tiles and three in two parts.
 fn gemm_few(device: &Device) -> Result<Vec<u32>, Outcome> {
-    product::<Tile64x64>(device, [8, 392, 528], [4, 2])
+    product::<Tile64x64>(device, [8, 392, 848], [4, 2])
 }
 
 /// So many bf16 below 1, so that every place of the result counts.
@@ -114,17 +114,17 @@ pub(super) fn values(count: impl Into<u64>) -> Vec<u32> {
 }
 
 /// The product of a shape by a tile, so many of them whole and the others in parts.
-fn product<S: TileShape>(device: &Device, shape: [u64; 3], division: [u32; 2]) -> Result<Vec<u32>, Outcome>
+fn product<S: TileLoops>(device: &Device, shape: [u64; 3], division: [u32; 2]) -> Result<Vec<u32>, Outcome>
 where
-    Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
+    Gemm<bf16, bf16, 64, bf16, 64, S, 64, false, false>: Kernel,
 {
     divided::<S>(device, shape, division, false)
 }
 
 /// The same, or with parts that are the blocks of clusters.
-fn divided<S: TileShape>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2], in_clusters: bool) -> Result<Vec<u32>, Outcome>
+fn divided<S: TileLoops>(device: &Device, [m, n, k]: [u64; 3], [whole, parts]: [u32; 2], in_clusters: bool) -> Result<Vec<u32>, Outcome>
 where
-    Gemm<bf16, bf16, 64, bf16, 64, S, false, false>: Kernel,
+    Gemm<bf16, bf16, 64, bf16, 64, S, 64, false, false>: Kernel,
 {
     let (a, b) = (device.upload::<bf16>("a", &values(m * k)), device.upload::<bf16>("b", &values(n * k)));
     let d = device.upload::<bf16>("d", &values(m * n));
@@ -137,7 +137,7 @@ where
     let few_map = map_of(device, &a, [m, k], ([FEW as u32, 64], Swizzle::Bytes128));
     // SAFETY: the maps were encoded for these matrices and boxes; the kernel reads the result as it was before it stores it.
     let args = unsafe {
-        GemmArgs::<bf16, bf16, 64, bf16, 64, S, false, false> {
+        GemmArgs::<bf16, bf16, 64, bf16, 64, S, 64, false, false> {
             a: DeviceTensorMap::from_raw(a_map.view().access("map"), a.view().access("matrix")),
             few: (S::ROWS == 64 && m <= MOST_FEW.into())
                 .then(|| DeviceTensorMap::from_raw(few_map.view().access("map"), a.view().access("matrix"))),
@@ -150,7 +150,7 @@ where
             marker: PhantomData,
         }
     };
-    device.launch::<Gemm<bf16, bf16, 64, bf16, 64, S, false, false>>(args)?;
+    device.launch::<Gemm<bf16, bf16, 64, bf16, 64, S, 64, false, false>>(args)?;
     // All tickets are given back.
     Ok([device.download(&d), device.download(&tickets)].concat())
 }

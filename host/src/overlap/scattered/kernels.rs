@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use oxtile_kernels::gemm::{self, AwayArgument, GatheredArgument, GemmScattered, GemmScatteredArgs, TileShape};
+use oxtile_kernels::gemm::{self, AwayArgument, GatheredArgument, GemmScattered, GemmScatteredArgs, TileLoops, TileShape};
 use oxtile_tile::arch::MatrixElement;
 use oxtile_tile::arrivals::{SignalsArgument, WaitsArgument};
 use oxtile_tile::launch::{DeviceView, DeviceViewMut, Kernel};
@@ -121,7 +121,7 @@ pub struct Sending<'c, O> {
 impl<T, S, const N_MAJOR: bool> Instance<T, T> for Loaded<GemmScattered<T, S, N_MAJOR>>
 where
     T: MatrixElement + StoredElement,
-    S: TileShape,
+    S: TileLoops,
     GemmScattered<T, S, N_MAJOR>: Kernel,
 {
     fn prepare(&self, device: &Device) -> Result<()> {
