@@ -46,10 +46,12 @@ impl Meta {
     /// before what the launches ahead of them stored is in memory.
     pub(crate) fn begins_too_early(&self, operations: &BTreeMap<String, u32>) -> Option<String> {
         let begins_early = matches!(self.requires.as_bytes(), [b's', b'm', b'_', b'9' | b'1', ..]);
-        (begins_early && operations.get(LAUNCH_WAIT) != Some(&1)).then(|| {
+        let waits = operations.get(LAUNCH_WAIT).copied().unwrap_or(0);
+        (begins_early && waits != 1).then(|| {
+            let requires = &self.requires;
             format!(
-                "it requires {}, so it may begin before what the launches ahead stored is in memory, and does not wait for that once: build it with the                  `oxtile-tile` whose `#[kernel]` writes the wait",
-                self.requires
+                "it requires {requires}, so it may begin before what the launches ahead stored is in memory, and has {waits} `griddepcontrol.wait` where it \
+                 must have one: build it with the `oxtile-tile` whose `#[kernel]` writes the wait"
             )
         })
     }

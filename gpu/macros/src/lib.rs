@@ -38,7 +38,8 @@ use syn::parse_macro_input;
 /// arguments and derives the grid), `shared` (a type that derives `SharedStorage`), `min_blocks`
 /// (blocks that must fit on a multiprocessor, default 1), `cluster` (blocks a cluster, default 1),
 /// `requires` (the oldest architecture that has what it uses, such as `sm_90` for bulk copies; with a letter, such as `sm_90a` for
-/// wgmma, that architecture alone: the instance is left out for others). Expressions
+/// wgmma, that architecture alone: the instance is left out for others; kernels that require `sm_90` or later begin before what the launch
+/// ahead stored is in memory, and wait for it first). Expressions
 /// may name the function's generic parameters.
 ///
 /// `#[instances(T = [..], D = [..])]` lists the values of each generic parameter; the instances

@@ -2,7 +2,7 @@
 //!
 //! A block, or a cluster of two, stays on its multiprocessor and computes one [tile](TileShape) of `D` after another, or a part of its sum
 //! (`Order`). In each block, one thread fills a ring of stages of operands by TMA: its rows of `A`, and its share of the columns of `B` for
-//! all blocks of the cluster. Two warpgroups multiply, with one group of multiplications in flight while they wait for the next stage.
+//! all blocks of the cluster. One or two warpgroups multiply, with one group of multiplications in flight while they wait for the next stage.
 //! The finished tile leaves through shared memory, 128 bytes of each row at a time, while the first stages of the next tile arrive.
 //! Where there are few tiles, their sums are [split](Split) along K, and added up in a fixed order: in device memory, or by the blocks of a cluster in shared memory.
 //!
@@ -91,7 +91,7 @@ use oxtile_tile::warpgroup;
 
 use tensors::Tensors;
 
-/// Rows of a warpgroup's part of a tile, and of every box that is copied.
+/// Rows of a warpgroup's part of a tile, and of every box that is copied but those of `B`, which may have as many as the tile has columns.
 const PART: usize = 64;
 
 /// Rows of the boxes of `A` where it has few rows.
@@ -120,7 +120,7 @@ impl Shape {
     }
 }
 
-/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D` too, the same memory: it is read where `fusion.beta` is not 0, and written where a part of the result does not leave in boxes of 64 rows of 128 bytes (parts in clusters, and tiles whose columns are no multiple of such a box's).
+/// Multiplies. `DEPTH` elements of `A` and of `B` and `WIDTH` of `O` are 128 bytes; `B` is loaded `BOX` columns at a time; `few` is `A` again, which tiles of 64 rows take if there are at most [`MOST_FEW`], which lie along K; `old` is `D` too, the same memory: it is read where `fusion.beta` is not 0, and written where a part of the result does not leave in boxes of 64 rows of 128 bytes (parts in clusters, and tiles whose columns are no multiple of such a box's).
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x256, Tile128x128], BOX = [64], M_MAJOR = [false, true], N_MAJOR = [false, true])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile64x64], BOX = [64], M_MAJOR = [false], N_MAJOR = [false, true])]

@@ -1,4 +1,4 @@
-//! The loops of a block: one thread loads operands, two warpgroups multiply them.
+//! The loops of a block: one thread loads operands, one or two warpgroups multiply them.
 
 use oxtile_tile::arch::{Columns, MatrixColumns, MatrixElement};
 use oxtile_tile::epilogue;

@@ -3,7 +3,7 @@
 //! | shape | rows, columns | warpgroups | stages | cluster | for |
 //! |---|---|---|---|---|---|
 //! | [`Tile128x256`] | 128, 256 | one above the other | 4 of 48 KiB | 2 blocks, 256 rows | large products |
-//! | [`Tile128x192`] | 128, 192 | one above the other | 4 of 40 KiB | none | short sums, whose tiles are stored as long as they are computed |
+//! | [`Tile128x192`] | 128, 192 | one above the other | 4 of 40 KiB | none | short sums, whose tiles take as long to store as to compute |
 //! | [`Tile128x176`] | 128, 176 | one above the other | 5 of 38 KiB | none | widths that fill the last wave of tiles |
 //! | [`Tile128x128`] | 128, 128 | one above the other | 6 of 32 KiB | none | few rows or columns |
 //! | [`Tile128x112`], [`Tile128x96`] | 128; 112, 96 | one above the other | 6 of 30 and 28 KiB | none | widths that fill the only wave |
@@ -182,6 +182,10 @@ where
                 "tiles of several matrices are whole boxes"
             );
             assert!((PANELS as u32).is_multiple_of(CLUSTER), "blocks of a cluster load equal shares of B");
+            assert!(
+                !<W::Sharing as Sharing>::SHARES || (COLUMN_PARTS == 1 && PANELS.is_multiple_of(ROW_PARTS)),
+                "parts of others come in as many boxes for each warpgroup"
+            );
         }
         let shared = Shared::<A, B, DEPTH, O, WIDTH, ROW_PARTS, COLUMN_PARTS, PANELS, BOX, STAGES>::claim();
         if thread::index() == 0 {

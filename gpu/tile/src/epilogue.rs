@@ -11,7 +11,7 @@ use crate::{arch, pipeline, sync, warpgroup};
 /// left out.
 ///
 /// All threads of warpgroup `number`, as [`warpgroup::sync`] numbers it, call it. The stores are bulk groups of the
-/// warpgroup's first thread, which waits for them before the kernel ends ([`finish`]).
+/// warpgroup's first thread, which waits for their reads before the block ends ([`finish`]).
 #[inline(always)]
 #[track_caller]
 pub fn store<T: StoredElement, const WIDTH: usize, const COLUMNS: usize, S: Swizzle, const RANK: usize>(
@@ -66,7 +66,7 @@ where
     first
 }
 
-/// Waits until the staging tiles of the calling warpgroup are read, as they are before the block ends. What it stored lands before the launch ends, with no wait.
+/// Waits until the staging tiles of the calling warpgroup are read, as they must be before the block ends. What it stored lands before the launch ends, with no wait.
 #[inline(always)]
 #[track_caller]
 pub fn finish() {

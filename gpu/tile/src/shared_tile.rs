@@ -67,8 +67,11 @@ impl<T: Pod, const ROWS: usize, const COLUMNS: usize, S: Swizzle> SharedTile<T, 
     #[inline(always)]
     #[track_caller]
     pub fn rows<const PART: usize>(self, first: u32) -> SharedTile<T, PART, COLUMNS, S> {
-        const { assert!((COLUMNS * size_of::<T>()) as u32 <= S::MODE.span(), "the tile is one panel wide") };
-        if Target::CHECKED && (first as usize + PART > ROWS || first % 8 != 0) {
+        const {
+            assert!((COLUMNS * size_of::<T>()) as u32 <= S::MODE.span(), "the tile is one panel wide");
+            assert!(PART <= ROWS && PART.is_multiple_of(8), "rows are taken by atoms");
+        }
+        if Target::CHECKED && (first as usize + PART > ROWS || !first.is_multiple_of(8)) {
             let last = (first as usize + PART) * COLUMNS;
             Target::out_of_bounds_shared(self.address, Self::SIZE, last as u64 - 1, (ROWS * COLUMNS) as u64);
         }

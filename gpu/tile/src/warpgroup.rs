@@ -93,8 +93,8 @@ impl<const REGISTERS: u32> ConsumerRole<REGISTERS> {
 /// | 0 | producer | one, elected by the first warp | `PRODUCER` |
 /// | 1 to `CONSUMERS` | consumer | all | `CONSUMER` |
 ///
-/// A kernel starts with as many registers in each; the producer gives its own away. If both numbers are 0, each keeps what it starts with: for kernels of
-/// which several blocks share a multiprocessor.
+/// A kernel starts with as many registers in each; the producer gives its own away. If both numbers are 0, each keeps what it starts with: where
+/// that is enough, such as with one consumer.
 pub struct Roles<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32>;
 
 impl<const CONSUMERS: u32, const PRODUCER: u32, const CONSUMER: u32> Roles<CONSUMERS, PRODUCER, CONSUMER> {

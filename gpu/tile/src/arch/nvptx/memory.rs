@@ -85,7 +85,7 @@ macro_rules! store_vector {
 }
 
 // Read-only loads are `nomem`: nothing the kernel does can change what they read. They are not
-// `pure`, so they keep their order and many are in flight before the first use.
+// `pure`, so they keep their order, also after the wait for the launches ahead, and many are in flight before the first use.
 impl GlobalMemory for Nvptx {
     #[inline(always)]
     unsafe fn load_read_only<T: Pod>(address: u64) -> T {
