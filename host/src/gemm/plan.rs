@@ -70,7 +70,7 @@ pub(super) struct Problem {
 
 /// The nanoseconds in which an operand of so many bytes is transposed.
 pub(super) fn transposing(bytes: u64) -> f64 {
-    TRANSPOSE_LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
+    OTHER_LAUNCH + 2.0 * bytes as f64 / TRANSPOSE
 }
 
 /// What the model knows of a tile shape, in nanoseconds.
@@ -85,10 +85,8 @@ struct Costs {
 const LAUNCH: f64 = 2260.0;
 /// Bytes a nanosecond of device memory.
 const MEMORY: f64 = 4300.0;
-/// The same of codes in blocks, whose costs were fitted with it.
-const BLOCKS_LAUNCH: f64 = 1250.0;
-/// Nanoseconds of a launch of `fp8_transpose` ahead of the product.
-const TRANSPOSE_LAUNCH: f64 = 1250.0;
+/// Nanoseconds of a launch as it was fitted before: of codes in blocks, whose costs go with it, and of `fp8_transpose` ahead of a product.
+const OTHER_LAUNCH: f64 = 1250.0;
 /// Bytes a nanosecond that `fp8_transpose` reads and writes (docs/performance/fp8.md).
 const TRANSPOSE: f64 = 3800.0;
 /// What a row beyond the edge costs, which is filled with zeros, of what it costs to read it.
@@ -323,7 +321,7 @@ impl Problem {
         let [memory, power] = self.bounds(tile, PARTS * (pieces * cluster) as f64 * piece_bytes);
         let works = together((0..clusters).map(work).collect(), memory);
         let adding = if pieces > 0 { TICKET + parts as f64 * piece_bytes / ADD } else { 0.0 };
-        let launch = if self.in_blocks { BLOCKS_LAUNCH } else { LAUNCH };
+        let launch = if self.in_blocks { OTHER_LAUNCH } else { LAUNCH };
         self.transposing + launch + works.max(power) + adding
     }
 

@@ -172,7 +172,7 @@ macro_rules! grouped {
     };
 }
 
-/// Every layout of 16-bit operands by large tiles, and by a small one those that have few rows.
+/// Every layout of 16-bit operands by these tiles.
 macro_rules! every_layout {
     ($t:ident, $o:ident $width:literal: $($tile:ident)*) => {
         wgmma!($t $t 64, $o $width: $($tile [false false] [false true] [true false] [true true]),*)

@@ -47,11 +47,11 @@ pub enum KernelPlace {
 /// The features of this library that hold kernels, with their architectures.
 const FEATURES: [(&str, &str); 3] = [("sm80", "sm_80"), ("sm90a", "sm_90a"), ("sm100a", "sm_100a")];
 
-/// Whether such kernels were taken.
-static TOOK_STALE: AtomicBool = AtomicBool::new(false);
-
 /// The variable that lets kernels in whose sources may be others than the program's.
 const STALE: &str = "OXTILE_STALE_KERNELS";
+
+/// Whether this process has taken such kernels.
+static TOOK_STALE: AtomicBool = AtomicBool::new(false);
 
 /// A compiled kernel that runs on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
