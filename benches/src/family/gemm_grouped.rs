@@ -28,7 +28,17 @@ type Shape = [u64; 4];
 
 /// Few large groups, and more and smaller ones.
 pub fn benches(size: Size) -> Vec<Bench> {
-    let shapes: &[Shape] = size.pick(&[[8, 4096, 4096, 4096], [64, 1024, 4096, 2048], [256, 512, 2048, 2048]], &[[3, 64, 128, 64]]);
+    let shapes: &[Shape] = size.pick(
+        &[
+            [8, 4096, 4096, 4096],
+            [64, 1024, 4096, 2048],
+            [256, 512, 2048, 2048],
+            [128, 128, 2048, 4096],
+            [128, 64, 2048, 4096],
+            [128, 16, 2048, 4096],
+        ],
+        &[[3, 64, 128, 64]],
+    );
     let of_shape = |&shape: &Shape| {
         let uneven = Sizes::Uneven;
         [
@@ -100,7 +110,7 @@ where
         Prepared::capture(gpu, || bound.run(&gpu.stream))
     };
     let mut rivals = Vec::new();
-    for tile in [GemmTile::Tile128x256, GemmTile::Tile128x128] {
+    for tile in [GemmTile::Tile128x256, GemmTile::Tile128x128, GemmTile::Tile64x128] {
         if let Ok(grouped) = GroupedGemm::<T, O>::tiled(&gpu.runtime, config, groups, tile) {
             rivals.push((format!("{tile:?}"), graph(&grouped)?));
         }

@@ -19,13 +19,13 @@ use oxtile_tile::tensor_map::{MAP_ROWS, TensorMap, TensorMapMut};
 
 use super::groups::Groups;
 use super::tensors::Tensors;
-use super::tile_shape::{Tile128x128, Tile128x256, TileLoops, TileShape};
+use super::tile_shape::{Tile64x128, Tile128x128, Tile128x256, TileLoops, TileShape};
 use super::{Fusion, PART, Shape, Shared, check_product};
 
 /// Multiplies each group. `shape` is that of all tokens together, `D` of one group if `BY_SUM`. Maps are those of [`Range`](super::place::Range).
 #[kernel(threads = S::THREADS, grid = grid, shared = Shared<S, A, B, DEPTH, O, WIDTH>, cluster = S::CLUSTER, requires = sm_90a)]
-#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false, true])]
-#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false])]
+#[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [bf16], WIDTH = [64], S = [Tile128x128, Tile64x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false, true])]
+#[instances(A = [e4m3], B = [e4m3], DEPTH = [128], O = [bf16], WIDTH = [64], S = [Tile128x128, Tile64x128], BY_SUM = [false], M_MAJOR = [false], N_MAJOR = [false])]
 #[instances(A = [bf16], B = [bf16], DEPTH = [64], O = [f32], WIDTH = [32], S = [Tile128x256, Tile128x128], BY_SUM = [true], M_MAJOR = [true], N_MAJOR = [true])]
 pub fn gemm_grouped<
     A: MatrixElement,

@@ -52,6 +52,9 @@ impl<const BY_SUM: bool> Division<4> for Groups<BY_SUM> {
 
 /// Tiles group by group, handed out in turn to clusters of blocks that stay; those of a group as [`PersistentTiles`] orders them.
 ///
+/// By rows, all tiles take the same time, those too of which a warpgroup has no rows: it multiplies zeros. So blocks keep step, and those that share operands find them in the L2
+/// cache. Where such warpgroups gave their stages back at once, some blocks ran groups ahead of others (docs/performance/gemm.md, "Groups").
+///
 /// Only the device knows the sizes. Each thread walks through them as it comes to a group's tiles, which costs a cached load for each group that it passes: little
 /// beside a tile. Sizes that are more than all tokens together are cut there, so that no tile lies beyond the matrix.
 pub struct GroupOrder<const BY_SUM: bool> {

@@ -4,9 +4,6 @@ use oxtile_tile::tensor_map::MAP_ROWS;
 
 /// The coordinates in tensor maps of `RANK` dimensions, of elements by their row and column as the matrix is stored.
 pub trait Place<const RANK: usize>: Copy {
-    /// Whether many tiles may have warpgroups without a row, which then do not multiply.
-    const RAGGED: bool;
-
     /// In the map of `A`.
     fn a(&self, at: [u32; 2]) -> [u32; RANK];
 
@@ -25,8 +22,6 @@ pub trait Place<const RANK: usize>: Copy {
 pub struct Alone;
 
 impl Place<2> for Alone {
-    const RAGGED: bool = false;
-
     #[inline(always)]
     fn a(&self, at: [u32; 2]) -> [u32; 2] {
         at
@@ -76,8 +71,6 @@ pub struct Group<const BY_SUM: bool> {
 }
 
 impl<const BY_SUM: bool> Place<4> for Group<BY_SUM> {
-    const RAGGED: bool = !BY_SUM;
-
     #[inline(always)]
     fn a(&self, at: [u32; 2]) -> [u32; 4] {
         self.tokens.at(at)

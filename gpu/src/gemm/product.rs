@@ -121,14 +121,6 @@ where
                 column * <Self as TileShape>::COLUMNS + part[1] * COLUMNS as u32,
             ];
             let [first, end] = work.place.rows(*m);
-            if <<W::Order as WorkOrder>::Place as Place<RANK>>::RAGGED && first + origin[0] >= end {
-                for _ in 0..work.steps {
-                    let stage = ring.wait();
-                    warp::sync();
-                    release::<_, CLUSTER>(stage);
-                }
-                continue;
-            }
             if let Some(of_tile) = work.part {
                 division.split().prefetch(of_tile, counters);
             }

@@ -8,7 +8,7 @@
 //! | [`Tile128x128`] | 128, 128 | one above the other | 6 of 32 KiB | none | few rows or columns |
 //! | [`Tile128x112`], [`Tile128x96`] | 128; 112, 96 | one above the other | 6 of 30 and 28 KiB | none | widths that fill the only wave |
 //! | [`Tile64x144`], [`Tile64x96`] | 64; 144, 96 | one | 8 of 26 KiB, 10 of 20 KiB | none | the same, of fewer rows |
-//! | [`Tile64x128`] | 64, 128 | side by side | 8 of 24 KiB | none | up to 64 rows, and small products |
+//! | [`Tile64x128`] | 64, 128 | side by side | 8 of 24 KiB | none | up to 64 rows, groups of few rows, and small products |
 //! | [`Tile64x64`] | 64, 64 | one | 12 of 16 KiB | none | few rows: weights that are read once |
 //!
 //! Columns of `B` are loaded 64 at a time. Those of a tile whose width is no multiple of 64 are loaded at once: such tiles are for rows of `B` along `k` alone.

@@ -180,7 +180,7 @@ macro_rules! every_layout {
 }
 
 operands! {
-    bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x128 [false] [true])}:
+    bf16: bf16 bf16, bf16 {grouped!(bf16 64, bf16 64, false: Tile128x128 [false] [true], Tile64x128 [false] [true])}:
         every_layout!(bf16, bf16 64: Tile128x256 Tile128x128),
         wgmma!(bf16 bf16 64, bf16 64: Tile64x64 [false false] [false true] [true false], Tile64x128 [false false] [true true], Tile128x192 [true true]),
         wgmma!(bf16 bf16 64, bf16 64: Tile128x176 [false false], Tile128x112 [false false], Tile128x96 [false false]),
@@ -192,7 +192,7 @@ operands! {
     f16: f16 f16, f16:
         every_layout!(f16, f16 64: Tile128x256), wgmma!(f16 f16 64, f16 64: Tile64x128 [false false] [false true]), portable!(f16, f16);
     f16: f16 f16, f32: portable!(f16, f32);
-    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64: Tile128x128 Tile64x128)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false])}:
+    e4m3: e4m3 e4m3, bf16 [blocks!(bf16 64: Tile128x128 Tile64x128)] {grouped!(e4m3 128, bf16 64, false: Tile128x128 [false], Tile64x128 [false])}:
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x256 [false false], Tile128x128 [false false], Tile64x128 [false false], Tile64x64 [false false]),
         wgmma!(e4m3 e4m3 128, bf16 64: Tile128x112 [false false], Tile64x96 [false false]),
         transposed!(e4m3 e4m3, bf16 64: Tile128x256 Tile128x128 Tile64x128 Tile64x64), any!(e4m3, bf16);
