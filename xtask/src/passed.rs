@@ -1,7 +1,7 @@
 //! What the kernels passed with: `gpu/passed.toml`.
 //!
 //! Whether kernels compile, assemble and keep to their ratchet depends on nothing but their sources, the ratchet, `oxtile-build`, the compiler and ptxas. So the file holds a line
-//! for each crate of kernels with these. A checkout with the same is not checked again: that takes eight minutes of processor time for sm_90a and six for
+//! for each crate of kernels with these. A checkout with the same is not checked again: that takes five minutes of processor time for sm_90a and seven for
 //! the others. `cargo xtask build-ptx --accept`, and with `--portable` for the other architectures, check and write the lines; `test --long` checks
 //! whatever they hold.
 

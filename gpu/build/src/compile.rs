@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{self, Command},
-    slice,
+    slice, thread,
 };
 
 use crate::{
@@ -28,7 +28,7 @@ pub(crate) struct Project {
     /// The folders of the crates that it depends on by path.
     pub neighbours: Vec<PathBuf>,
     /// Whether the crate says that each of its families is a cargo feature (`family-features = true` below `[package.metadata.oxtile]`): it is then
-    /// compiled a family at a time, with that feature alone. Cargo compiles none again whose files are as they were, and the machine code of
+    /// compiled a family at a time, in two halves, with that feature alone. Cargo compiles none again whose files are as they were, and the machine code of
     /// one does not depend on the others.
     pub divided: bool,
 }
@@ -98,15 +98,24 @@ impl Project {
         fs::read_to_string(self.workspace.join("Cargo.lock")).unwrap_or_default()
     }
 
-    /// The target directory of device code, which nothing else uses.
+    /// A target directory of device code, which nothing else uses.
     fn cargo_target(&self) -> PathBuf {
-        self.target.join("ptx/cargo")
+        self.cargo_target_of(None)
+    }
+
+    /// The same for [half](Compiled::half) of the families: cargo locks a target directory while it compiles.
+    fn cargo_target_of(&self, half: Option<usize>) -> PathBuf {
+        self.target.join(if half == Some(1) { "ptx/cargo-half" } else { "ptx/cargo" })
     }
 
     /// Where rustc's output and what was measured on it are kept. It lies in cargo's target directory and is of one
     /// compiler, since cargo compiles nothing again that it remembers having compiled.
     pub fn folder_for_ptx(&self, toolchain: &Toolchain) -> PathBuf {
-        self.cargo_target().join("emitted").join(&self.package).join(&hex_digest([toolchain.version.as_str()])[..16])
+        self.folder_for_half(None, toolchain)
+    }
+
+    fn folder_for_half(&self, half: Option<usize>, toolchain: &Toolchain) -> PathBuf {
+        self.cargo_target_of(half).join("emitted").join(&self.package).join(&hex_digest([toolchain.version.as_str()])[..16])
     }
 
     /// The families of the crate: the first component below `src/` of every file that has a `#[kernel]`, without `.rs`.
@@ -135,11 +144,15 @@ impl Project {
         Ok(families.into_iter().find(|family| !has(family)))
     }
 
-    /// The families in the sets that are compiled by one run of rustc each: a few kernels by name in one.
-    pub fn runs<'f>(&self, families: &'f [String], kernels: &[String]) -> Vec<&'f [String]> {
+    /// What is compiled by one run of rustc each, in lists whose runs go side by side: halves of each family, or a few kernels by name in one run.
+    pub fn runs<'f>(&self, families: &'f [String], kernels: &'f [String]) -> Vec<Vec<Compiled<'f>>> {
         match self.divided && kernels.is_empty() {
-            true => families.iter().map(slice::from_ref).collect(),
-            false => vec![families],
+            true => HALVES
+                .map(|half| {
+                    families.iter().map(|family| Compiled { families: slice::from_ref(family), kernels, half: Some(half) }).collect()
+                })
+                .to_vec(),
+            false => vec![vec![Compiled { families, kernels, half: None }]],
         }
     }
 
@@ -150,6 +163,19 @@ impl Project {
             stem => stem.to_owned(),
         }
     }
+}
+
+/// The halves of a family, as `#[kernel]` numbers them.
+const HALVES: [usize; 2] = [0, 1];
+
+/// What one run of rustc compiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compiled<'f> {
+    pub families: &'f [String],
+    /// These kernels of theirs alone, if any are named.
+    pub kernels: &'f [String],
+    /// This half of the families alone.
+    pub half: Option<usize>,
 }
 
 /// Whether a source file has the attribute `#[kernel]`, `#[kernel(...)]` or a path that ends in it.
@@ -195,19 +221,18 @@ pub(crate) fn described(families: &[String]) -> String {
     }
 }
 
-/// Compiles families, or these kernels of theirs alone if any are named, for one architecture by one run of rustc. Returns the PTX as it
-/// writes it.
+/// Compiles for one architecture by one run of rustc. Returns the PTX as it writes it.
 pub(crate) fn compile(
     project: &Project,
-    families: &[String],
-    kernels: &[String],
+    compiled: Compiled<'_>,
     arch: &Arch,
     toolchain: &Toolchain,
     variant: Variant,
 ) -> Result<String, Error> {
-    let folder = project.folder_for_ptx(toolchain);
+    let Compiled { families, kernels, half } = compiled;
+    let (folder, target) = (project.folder_for_half(half, toolchain), project.cargo_target_of(half));
     let name = match (families, kernels) {
-        ([family], []) => family.clone(),
+        ([family], []) => half.map_or_else(|| family.clone(), |half| format!("{family}.{half}")),
         // Cargo compiles no set of families or kernels again that it remembers, so that each has a file of its own.
         _ => hex_digest(families.iter().chain(kernels).map(String::as_str))[..16].to_owned(),
     };
@@ -220,7 +245,7 @@ pub(crate) fn compile(
     cargo.args(["rustc", "--quiet", "--lib", "--crate-type=cdylib", "--profile=ptx", "-Zbuild-std=core", "--target", recipe::TARGET]);
     // By content, as the source hash is: a file that was copied with its time may be new and look old.
     cargo.arg("-Zchecksum-freshness");
-    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(project.cargo_target());
+    cargo.arg("--manifest-path").arg(&project.manifest).arg("--target-dir").arg(&target);
     if project.divided {
         cargo.args(["--no-default-features", "--features", &families.join(",")]);
     }
@@ -229,17 +254,21 @@ pub(crate) fn compile(
         cargo.args(["--config", "profile.ptx.debug=\"line-tables-only\""]);
     }
     // Without the word, cargo keeps the state of one set of features alone for a library that other programs load.
-    cargo.env("__CARGO_DEFAULT_LIB_METADATA", "oxtile").env("CARGO_BUILD_BUILD_DIR", project.cargo_target());
+    cargo.env("__CARGO_DEFAULT_LIB_METADATA", "oxtile").env("CARGO_BUILD_BUILD_DIR", &target);
     cargo.arg("--").arg(format!("--emit=asm={}", output.display())).arg(format!("-Clinker={}", linker(project)?.display()));
     cargo.args(recipe::CRATE_FLAGS);
     let (of_what, names) = if kernels.is_empty() { ("family", families) } else { ("kernel", kernels) };
     names.iter().for_each(|name| _ = cargo.args(["--cfg", &format!("oxtile_{of_what}=\"{name}\"")]));
+    HALVES
+        .into_iter()
+        .filter(|other| half.is_some_and(|half| half != *other))
+        .for_each(|other| _ = cargo.args(["--cfg", &format!("oxtile_without=\"{other}\"")]));
     let flags = [variant.flags(), vec![format!("-Ctarget-cpu={arch}")]].concat();
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     let what = format!("compiling {} for {arch}", described(families));
     tool::run(&what, &mut cargo).map_err(with_std_mend)?;
     if !output.exists() {
-        forget(project)?;
+        forget(&target)?;
         tool::run(&what, &mut cargo).map_err(with_std_mend)?;
     }
     fs::read_to_string(&output).map_err(Error::file("read", &output))
@@ -258,8 +287,8 @@ fn linker(project: &Project) -> Result<PathBuf, Error> {
     const LEAVES_AN_EMPTY_FILE: &str = "#!/bin/sh\nwhile [ $# -gt 1 ]; do\n    [ \"$1\" = -o ] && : >\"$2\"\n    shift\ndone\n";
     let path = project.cargo_target().join("no-linker.sh");
     if fs::read_to_string(&path).ok().as_deref() != Some(LEAVES_AN_EMPTY_FILE) {
-        // By a name of this process, so that no other process runs what is half written.
-        let written = path.with_extension(process::id().to_string());
+        // By a name of this thread, so that none runs what is half written.
+        let written = path.with_extension(format!("{}{:?}", process::id(), thread::current().id()));
         fs::write(&written, LEAVES_AN_EMPTY_FILE).map_err(Error::file("write", &written))?;
         fs::set_permissions(&written, fs::Permissions::from_mode(0o755)).map_err(Error::file("make executable", &written))?;
         fs::rename(&written, &path).map_err(Error::file("rename", &path))?;
@@ -268,8 +297,8 @@ fn linker(project: &Project) -> Result<PathBuf, Error> {
 }
 
 /// Takes those files away, where PTX is gone that cargo remembers having compiled.
-fn forget(project: &Project) -> Result<(), Error> {
-    let folder = project.cargo_target().join(recipe::TARGET).join("ptx/deps");
+fn forget(target: &Path) -> Result<(), Error> {
+    let folder = target.join(recipe::TARGET).join("ptx/deps");
     let left = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for path in left.filter(|path| path.extension().is_some_and(|extension| extension == "ptx")) {
         match fs::remove_file(&path) {
@@ -316,6 +345,29 @@ pub(crate) fn cargo(toolchain: &Toolchain) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn families_are_compiled_in_halves_and_named_kernels_at_once() {
+        let (families, kernels) = (["a".to_owned(), "b".to_owned()], ["a__x".to_owned()]);
+        let mut project = Project {
+            package: "own".into(),
+            manifest: PathBuf::new(),
+            folder: PathBuf::new(),
+            workspace: PathBuf::new(),
+            target: PathBuf::new(),
+            neighbours: Vec::new(),
+            divided: true,
+        };
+        let runs = |project: &Project, kernels: &[String]| -> Vec<Vec<(usize, Option<usize>)>> {
+            let list = |list: Vec<Compiled<'_>>| list.into_iter().map(|run| (run.families.len(), run.half)).collect();
+            project.runs(&families, kernels).into_iter().map(list).collect()
+        };
+        assert_eq!(runs(&project, &[]), [[(1, Some(0)); 2], [(1, Some(1)); 2]]);
+        assert_eq!(runs(&project, &kernels), [[(2, None)]]);
+        project.divided = false;
+        assert_eq!(runs(&project, &[]), [[(2, None)]]);
+        assert_ne!(project.cargo_target_of(Some(0)), project.cargo_target_of(Some(1)));
+    }
 
     #[test]
     fn commands_are_those_of_the_workspace() {

@@ -28,9 +28,10 @@ pub const PROFILE: [&str; 4] =
     ["profile.ptx.inherits=\"release\"", "profile.ptx.lto=\"fat\"", "profile.ptx.codegen-units=1", "profile.ptx.panic=\"abort\""];
 
 /// Flags of the kernel crate itself: `#[kernel]` needs these features, and a user's crate should not have to name them.
-pub const CRATE_FLAGS: [&str; 4] = [
+pub const CRATE_FLAGS: [&str; 5] = [
     "-Zcrate-attr=feature(abi_ptx,asm_experimental_arch)",
     "-Zcrate-attr=allow(internal_features,unused_features)",
     "--check-cfg=cfg(oxtile_family,values(any()))",
     "--check-cfg=cfg(oxtile_kernel,values(any()))",
+    "--check-cfg=cfg(oxtile_without,values(any()))",
 ];

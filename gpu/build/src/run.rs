@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
 };
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Arch, Build, Builder, CudaTools, Error, Kernel, Manifest, Toolchain, assemble, causes,
-    compile::{self, Project, Variant},
+    compile::{self, Compiled, Project, Variant},
     dependencies, draft,
     lint::{self, Cause, Finding},
     manifest, output, own, ptx, ratchet, recipe,
@@ -29,6 +29,8 @@ pub(crate) struct Run<'a> {
     pub project: Project,
     archs: Vec<Arch>,
     families: Vec<String>,
+    /// These kernels of theirs alone, if any are named.
+    kernels: Vec<String>,
     line_tables: bool,
     source_hash: String,
 }
@@ -102,7 +104,8 @@ impl<'a> Run<'a> {
             false => families.into_iter().filter(|family| builder.named.contains(family)).collect(),
         };
         let source_hash = source_hash(&project.folder)?;
-        Ok(Self { builder, toolchain, tools, project, archs, families, line_tables: builder.line_tables, source_hash })
+        let (kernels, line_tables) = (builder.kernels.clone(), builder.line_tables);
+        Ok(Self { builder, toolchain, tools, project, archs, families, kernels, line_tables, source_hash })
     }
 
     pub fn inspect(&self) -> Result<Build, Error> {
@@ -139,30 +142,39 @@ impl<'a> Run<'a> {
 
     /// The findings of a build with the source lines of their causes, from a build with line tables.
     pub fn located(&self, mut findings: Vec<Finding>) -> Vec<Finding> {
-        let sought: BTreeSet<_> = findings.iter().filter(|finding| finding.cause.is_some()).map(|finding| finding.kernel.clone()).collect();
-        if sought.is_empty() {
-            return findings;
-        }
-        // What is wrong is known without its line.
-        let Ok(twin) = self.with_lines(&sought) else { return findings };
-        let Ok(Measured { kernels, unresolved, .. }) = twin.measure() else { return findings };
-        let folder = &self.project.folder;
-        for finding in &mut findings {
-            let Some(cause) = &finding.cause else { continue };
-            let kernel = kernels.iter().find(|kernel| finding.is_of(&kernel.meta.name, &kernel.arch));
-            let listing = |kernel: &Kernel| Listing::of(&kernel.cubin, &self.tools).ok();
-            let mut lines = kernel.map_or_else(Vec::new, |kernel| causes::lines(cause, kernel, || listing(kernel), folder));
-            let calls = unresolved.iter().filter(|entry| finding.is_of(&entry.kernel, &entry.arch)).flat_map(|entry| &entry.calls);
-            lines.extend(calls.filter(|call| *cause == Cause::Call(call.function.clone())).flat_map(|call| call.lines.clone()));
-            if !lines.is_empty() {
-                finding.why.push_str(&format!("; at {}", lines.join(", ")));
+        let mut sought: Vec<&mut Finding> = findings.iter_mut().filter(|finding| finding.cause.is_some()).collect();
+        // Compiled without its neighbours, a kernel may have no longer what was refused: then with its family.
+        for alone in [true, false] {
+            if sought.is_empty() {
+                break;
+            }
+            // What is wrong is known without its line.
+            let names: BTreeSet<_> = sought.iter().map(|finding| finding.kernel.clone()).collect();
+            let Ok(measured) = self.with_lines(&names, alone).and_then(|twin| twin.measure()) else { continue };
+            sought.retain_mut(|finding| !self.locate(finding, &measured));
+            if self.line_tables {
+                break;
             }
         }
         findings
     }
 
-    /// The same build with line tables, of the families that these kernels are of.
-    fn with_lines(&self, names: &BTreeSet<String>) -> Result<Self, Error> {
+    /// Adds the source lines of a finding's cause, if the build with line tables has any.
+    fn locate(&self, finding: &mut Finding, Measured { kernels, unresolved, .. }: &Measured) -> bool {
+        let (Some(cause), folder) = (&finding.cause, &self.project.folder) else { return true };
+        let kernel = kernels.iter().find(|kernel| finding.is_of(&kernel.meta.name, &kernel.arch));
+        let listing = |kernel: &Kernel| Listing::of(&kernel.cubin, &self.tools).ok();
+        let mut lines = kernel.map_or_else(Vec::new, |kernel| causes::lines(cause, kernel, || listing(kernel), folder));
+        let calls = unresolved.iter().filter(|entry| finding.is_of(&entry.kernel, &entry.arch)).flat_map(|entry| &entry.calls);
+        lines.extend(calls.filter(|call| *cause == Cause::Call(call.function.clone())).flat_map(|call| call.lines.clone()));
+        if !lines.is_empty() {
+            finding.why.push_str(&format!("; at {}", lines.join(", ")));
+        }
+        !lines.is_empty()
+    }
+
+    /// The same build with line tables, of these kernels `alone`, or of their families.
+    fn with_lines(&self, names: &BTreeSet<String>, alone: bool) -> Result<Self, Error> {
         if self.line_tables {
             return Ok(self.clone());
         }
@@ -171,7 +183,8 @@ impl<'a> Run<'a> {
         let of_kernels = kernels.iter().map(|kernel| (&kernel.meta.name, &kernel.meta.family));
         let all = of_kernels.chain(unresolved.iter().map(|entry| (&entry.kernel, &entry.family)));
         let families: BTreeSet<_> = all.filter(|(name, _)| names.contains(*name)).map(|(_, family)| family.clone()).collect();
-        Ok(Self { families: families.into_iter().collect(), line_tables: true, ..self.clone() })
+        let kernels = if alone { names.iter().cloned().collect() } else { self.kernels.clone() };
+        Ok(Self { families: families.into_iter().collect(), kernels, line_tables: true, ..self.clone() })
     }
 
     /// Compiles and assembles, or takes the kernels of the last build of the same sources.
@@ -188,18 +201,14 @@ impl<'a> Run<'a> {
         dependencies::check(&self.project, &self.toolchain)?;
         let (mut entries, mut unresolved, mut built) = (Vec::new(), Vec::new(), BTreeSet::new());
         let mut owners = manifest::Owners::default();
-        let families = match self.builder.kernels.as_slice() {
+        let families = match self.kernels.as_slice() {
             [] => compile::described(&self.families),
             [kernel] => format!("`{kernel}`"),
             kernels => format!("{} kernels", kernels.len()),
         };
         for arch in &self.archs {
             (self.builder.say)(&format!("rustc {}: {families} for {arch}", self.toolchain.release));
-            let mut found = Vec::new();
-            for families in self.project.runs(&self.families, &self.builder.kernels) {
-                let text = compile::compile(&self.project, families, &self.builder.kernels, arch, &self.toolchain, self.variant())?;
-                found.extend(ptx::split(&text).map_err(|why| Error::Ptx { families: compile::described(families), why })?);
-            }
+            let found = self.compile(arch)?;
             for entry in found.into_iter().filter(|entry| entry.meta.requires.is_empty() || arch.satisfies(&entry.meta.requires)) {
                 owners.add(&entry.meta)?;
                 built.insert(entry.meta.family.clone());
@@ -210,7 +219,7 @@ impl<'a> Run<'a> {
             }
         }
         let archs = self.archs.iter().map(Arch::as_str).collect::<Vec<_>>().join(", ");
-        let whole = self.families.iter().filter(|_| self.builder.kernels.is_empty());
+        let whole = self.families.iter().filter(|_| self.kernels.is_empty());
         for family in whole.filter(|family| !built.contains(*family)) {
             (self.builder.say)(&format!("family {family} has no kernel for {archs}"));
         }
@@ -225,6 +234,35 @@ impl<'a> Run<'a> {
         Ok(measured)
     }
 
+    /// The entries for an architecture. Lists of runs go side by side; after one has failed, none begins.
+    fn compile(&self, arch: &Arch) -> Result<Vec<ptx::Entry>, Error> {
+        let (project, toolchain, variant, failed) = (&self.project, &self.toolchain, self.variant(), &AtomicBool::new(false));
+        let run = |compiled: Compiled<'_>| {
+            let text = compile::compile(project, compiled, arch, toolchain, variant)?;
+            ptx::split(&text).map_err(|why| Error::Ptx { families: compile::described(compiled.families), why })
+        };
+        let one_after_another = |list: Vec<Compiled<'_>>| -> Result<Vec<ptx::Entry>, Error> {
+            let mut entries = Vec::new();
+            for compiled in list {
+                if failed.load(Ordering::Relaxed) {
+                    break;
+                }
+                entries.extend(run(compiled).inspect_err(|_| failed.store(true, Ordering::Relaxed))?);
+            }
+            Ok(entries)
+        };
+        let lists = self.project.runs(&self.families, &self.kernels);
+        let compiled: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = lists.into_iter().map(|list| scope.spawn(move || one_after_another(list))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
+        });
+        let entries = compiled.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+        match twice(entries.iter().map(|entry| [&*entry.meta.family, &*entry.meta.name])) {
+            Some(kernel) => Err(Error::content(&self.project.manifest, in_both_halves(kernel))),
+            None => Ok(entries),
+        }
+    }
+
     fn variant(&self) -> Variant {
         Variant { line_tables: self.line_tables, checked: self.builder.checked }
     }
@@ -232,7 +270,7 @@ impl<'a> Run<'a> {
     /// What was asked for, besides the sources.
     fn asked(&self) -> String {
         let archs: Vec<&str> = self.archs.iter().map(Arch::as_str).collect();
-        let (families, kernels) = (self.families.join(","), self.builder.kernels.join(","));
+        let (families, kernels) = (self.families.join(","), self.kernels.join(","));
         [&archs.join(","), &families, &kernels, self.variant().suffix(), &self.toolchain.version, &self.tools.release].join(" ")
     }
 
@@ -290,11 +328,11 @@ impl<'a> Run<'a> {
         for family in &self.families {
             found.extend(scope.check(family, notes)?);
         }
-        if self.builder.named.is_empty() && self.builder.kernels.is_empty() {
+        if self.builder.named.is_empty() && self.kernels.is_empty() {
             found.extend(scope.strays(&self.families)?);
         }
-        if !self.builder.kernels.is_empty() {
-            found.retain(|finding| self.builder.kernels.contains(&finding.kernel));
+        if !self.kernels.is_empty() {
+            found.retain(|finding| self.kernels.contains(&finding.kernel));
         }
         match self.ratchet_binds() {
             true => findings.extend(found),
@@ -328,7 +366,7 @@ impl<'a> Run<'a> {
 
     fn scope<'s>(&'s self, folder: &'s Path, kernels: &'s [Kernel]) -> ratchet::Scope<'s> {
         let without_others = !self.builder.named.is_empty() && !self.project.divided;
-        let alone = without_others || !self.builder.kernels.is_empty() || self.line_tables;
+        let alone = without_others || !self.kernels.is_empty() || self.line_tables;
         ratchet::Scope { folder, archs: &self.archs, kernels, alone, command: self.project.build_command() }
     }
 
@@ -350,5 +388,33 @@ impl<'a> Run<'a> {
         };
         output::write(&build, manifest, &self.families, &self.archs)?;
         Ok(build)
+    }
+}
+
+/// The kernel that a family has twice, of families and kernels.
+fn twice<'e>(mut kernels: impl Iterator<Item = [&'e str; 2]>) -> Option<&'e str> {
+    let mut found = BTreeSet::new();
+    kernels.find(|kernel| !found.insert(*kernel)).map(|[_, kernel]| kernel)
+}
+
+fn in_both_halves(kernel: &str) -> String {
+    format!("`{kernel}` is in both halves of its family: the crate's `oxtile-tile` is older than this program; take both of one release")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_both_halves_have_is_told() {
+        assert_eq!(
+            twice([["one", "write"], ["two", "write"], ["one", "read"]].into_iter()),
+            None,
+            "families may have kernels of one name: another error tells that"
+        );
+        let kernel = twice([["one", "write"], ["one", "read"], ["one", "write"]].into_iter()).unwrap();
+        let expected =
+            "`write` is in both halves of its family: the crate's `oxtile-tile` is older than this program; take both of one release";
+        assert_eq!(in_both_halves(kernel), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! A crate that has a feature for each of its families is compiled a family at a time.
+//! A crate that has a feature for each of its families is compiled a family at a time, each in two halves.
 
 use std::{
     env, fs,
@@ -19,16 +19,21 @@ fn family(number: u32) -> String {
     )
 }
 
-/// Where rustc's output of the crate lies. `cargo xtask test` names one target directory for all.
-fn emitted(root: &Path) -> PathBuf {
+/// Where rustc's output of the crate's halves lies. `cargo xtask test` names one target directory for all.
+fn emitted(root: &Path) -> [PathBuf; 2] {
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    target.join("ptx/cargo/emitted").join(root.file_name().unwrap())
+    ["ptx/cargo", "ptx/cargo-half"].map(|half| target.join(half).join("emitted").join(root.file_name().unwrap()))
 }
 
-/// When the PTX of each family was written.
+/// Removes what earlier tests left there.
+fn forget(root: &Path) {
+    emitted(root).iter().for_each(|folder| _ = fs::remove_dir_all(folder));
+}
+
+/// When the PTX of each half of a family was written.
 fn written(root: &Path) -> Vec<(String, SystemTime)> {
     let mut found = Vec::new();
-    let mut folders = vec![emitted(root)];
+    let mut folders = emitted(root).to_vec();
     while let Some(folder) = folders.pop() {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             match path.extension().and_then(|extension| extension.to_str()) {
@@ -70,23 +75,24 @@ fn lay_out(root: &Path, features: &str) -> PathBuf {
 fn a_family_is_compiled_again_where_its_files_changed() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("divided");
     let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
-    // What earlier tests left.
-    let _ = fs::remove_dir_all(emitted(&root));
+    forget(&root);
     let build = || {
         let build = Builder::new(&folder).build().unwrap();
         build.kernels.iter().map(|kernel| fs::read_to_string(&kernel.ptx).unwrap()).collect::<Vec<_>>()
     };
     let first = build();
-    let [one, two] = &written(&root)[..] else { panic!("a file a family: {:?}", written(&root)) };
-    assert!(one.0.starts_with("one-") && two.0.starts_with("two-"), "{one:?} {two:?}");
+    // `write_1` is of the second half, `write_2` of the first.
+    assert_eq!(first.len(), 2);
+    let before = written(&root);
+    assert!(before.iter().map(|(name, _)| name.split('-').next().unwrap()).eq(["one.0", "one.1", "two.0", "two.1"]), "{before:?}");
 
     fs::write(folder.join("src/two.rs"), family(2).replace(", 2);", ", 3);")).unwrap();
     let second = build();
     assert_eq!(first[0], second[0]);
     assert_ne!(first[1], second[1], "the edited kernel is the old one");
     let after = written(&root);
-    assert_eq!(after[0], *one, "a family without an edit was compiled again");
-    assert!(after[1].1 > two.1);
+    assert_eq!(after[..2], before[..2], "a family without an edit was compiled again");
+    assert!(after[2].1 > before[2].1 && after[3].1 > before[3].1);
 
     // Another manifest, with which the kernel was another, and back.
     let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
@@ -98,9 +104,13 @@ fn a_family_is_compiled_again_where_its_files_changed() {
     assert_eq!(build(), second, "the PTX of another manifest was taken");
 
     // PTX that was removed is made again, though cargo remembers having compiled it.
-    for (name, _) in &after {
-        let emitted = fs::read_dir(emitted(&root)).unwrap().next().unwrap().unwrap().path();
-        fs::remove_file(emitted.join(name)).unwrap();
+    for folder in emitted(&root) {
+        let of_compiler = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+        let ptx = fs::read_dir(of_compiler)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|kind| kind == "ptx"));
+        ptx.for_each(|path| fs::remove_file(path).unwrap());
     }
     fs::write(folder.join("src/two.rs"), family(2)).unwrap();
     assert_eq!(build(), first);
@@ -110,7 +120,7 @@ fn a_family_is_compiled_again_where_its_files_changed() {
 fn a_kernel_is_in_one_family() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice");
     let folder = lay_out(&root, "default = [\"one\", \"two\"]\none = []\ntwo = []");
-    let _ = fs::remove_dir_all(emitted(&root));
+    forget(&root);
     fs::write(folder.join("src/two.rs"), family(1)).unwrap();
     let out = tempfile::tempdir().unwrap();
     let builder = || Builder::new(&folder).out_dir(out.path());

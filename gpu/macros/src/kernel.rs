@@ -298,7 +298,7 @@ impl Expansion {
     /// [`WordList`](../oxtile_tile/launch/trait.WordList.html) lays them out.
     fn entry(&self, instance: &Instance, generics: &[TokenStream]) -> TokenStream {
         let (name, family) = (instance.entry_name(&self.function.sig.ident), &self.family);
-        let (function, turbofish, gate) = (&self.function.sig.ident, turbofish(generics), self.gate());
+        let (function, turbofish, gate, half) = (&self.function.sig.ident, turbofish(generics), self.gate(), instances::half(&name));
         let launch = quote!(::oxtile_tile::launch);
         let most = self.parameters.iter().map(|p| most_words(&p.ty)).sum::<usize>().min(MOST_WORDS);
         // The words of each parameter and of those after it, the last first.
@@ -327,7 +327,7 @@ impl Expansion {
         let types = self.parameters.iter().map(|p| &p.ty);
         let (info, call) = (self.info_of(instance), self.parameters.iter().map(|p| &p.name));
         quote! {
-            #[cfg(all(target_arch = "nvptx64", any(oxtile_family = #family, oxtile_kernel = #name)))]
+            #[cfg(all(target_arch = "nvptx64", any(all(oxtile_family = #family, not(oxtile_without = #half)), oxtile_kernel = #name)))]
             #gate
             const _: () = {
                 type #first = #whole;
@@ -358,14 +358,14 @@ impl Expansion {
             "// oxtile.kernel {{{{\"name\":\"{name}\",\"family\":\"{family}\",\"threads\":[{{}},1,1],\"min_blocks\":{{}},\
              \"cluster\":{{}},\"shared\":{{}},\"requires\":\"{requires}\",\"params\":[{parameters}],\"words\":{{}},\"hashed\":{{}}}}}}"
         );
-        let (gate, info) = (self.gate(), self.info_of(instance));
+        let (gate, info, half) = (self.gate(), self.info_of(instance), instances::half(&name));
         let module = format_ident!("__metadata_of_{name}");
         quote! {
             #[allow(unexpected_cfgs, unused_imports)]
             mod #module {
                 use super::*;
 
-                #[cfg(all(target_arch = "nvptx64", any(oxtile_family = #family, oxtile_kernel = #name)))]
+                #[cfg(all(target_arch = "nvptx64", any(all(oxtile_family = #family, not(oxtile_without = #half)), oxtile_kernel = #name)))]
                 #gate
                 ::core::arch::global_asm!(#line, const #info.threads, const #info.min_blocks, const #info.cluster, const #info.shared_bytes, const #info.words, const !#info.source_hash.is_empty() as u32);
             }
