@@ -26,19 +26,21 @@ enum Sizes {
 /// Groups, tokens of a group in the mean, and the other two sizes: `n` and `k`, or by the sum `m` and `n`.
 type Shape = [u64; 4];
 
-/// Few large groups, and more and smaller ones.
+/// Few large groups, more and smaller ones, and those of few rows.
+const SHAPES: [Shape; 6] = [
+    [8, 4096, 4096, 4096],
+    [64, 1024, 4096, 2048],
+    [256, 512, 2048, 2048],
+    [128, 128, 2048, 4096],
+    [128, 64, 2048, 4096],
+    [128, 16, 2048, 4096],
+];
+
+const SMOKE: [Shape; 1] = [[3, 64, 128, 64]];
+
+/// Products of every kind, of each shape.
 pub fn benches(size: Size) -> Vec<Bench> {
-    let shapes: &[Shape] = size.pick(
-        &[
-            [8, 4096, 4096, 4096],
-            [64, 1024, 4096, 2048],
-            [256, 512, 2048, 2048],
-            [128, 128, 2048, 4096],
-            [128, 64, 2048, 4096],
-            [128, 16, 2048, 4096],
-        ],
-        &[[3, 64, 128, 64]],
-    );
+    let shapes: &[Shape] = size.pick(&SHAPES, &SMOKE);
     let of_shape = |&shape: &Shape| {
         let uneven = Sizes::Uneven;
         [
@@ -147,7 +149,7 @@ mod tests {
     #[test]
     fn groups_have_all_tokens() {
         for kind in [Sizes::Even, Sizes::Uneven] {
-            for [groups, mean] in [[8, 4096], [64, 1024], [256, 512], [3, 64]] {
+            for [groups, mean, ..] in SHAPES.into_iter().chain(SMOKE) {
                 let sizes = sizes(groups, mean, kind);
                 assert_eq!(sizes.iter().map(|&size| u64::from(size)).sum::<u64>(), groups * mean);
                 assert!(sizes.iter().all(|&size| u64::from(size) >= mean / 2));

@@ -304,6 +304,8 @@ impl<T: GemmOperands<O>, O> fmt::Debug for GroupedGemm<T, O> {
 
 #[cfg(test)]
 mod tests {
+    use oxtile_tile::num::bf16;
+
     use super::*;
 
     #[test]
@@ -311,8 +313,8 @@ mod tests {
         let tile_of = |m, transpose_a| {
             let config = GemmConfig { m, n: 256, k: 512, transpose_a, transpose_b: !transpose_a, ..GemmConfig::default() };
             let choice = match transpose_a {
-                true => GroupedGemm::<oxtile_tile::num::bf16, f32>::choose(config, 8, None, Ok(())),
-                false => GroupedGemm::<oxtile_tile::num::bf16, oxtile_tile::num::bf16>::choose(config, 8, None, Ok(())),
+                true => GroupedGemm::<bf16, f32>::choose(config, 8, None, Ok(())),
+                false => GroupedGemm::<bf16, bf16>::choose(config, 8, None, Ok(())),
             };
             choice.unwrap().decision.tile()
         };
