@@ -7,7 +7,10 @@
 mod plan;
 mod report;
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 pub use plan::{Matrix, Plan, PlanError};
 pub use report::Report;
@@ -149,9 +152,9 @@ pub fn restore(
     for line in (0..lines).step_by(step as usize) {
         let count = step.min(lines - line);
         let codes = checkpoint.window(matrix.codes, line * code_bytes..(line + count) * code_bytes)?;
-        let [first, end] = [line, line + count].map(|line| scale_line(&side, line) * scale_bytes);
+        let [first, end] = scales_of(&side, line..line + count).map(|line| (line * scale_bytes).min(scales.len() as u64) as usize);
         let shape = if side.is_transposed() { [length, count] } else { [count, length] };
-        let scales = &scales[first as usize..end.min(scales.len() as u64) as usize];
+        let scales = &scales[first..end];
         let piece = QuantizedPiece { side: Side { shape, ..side }, hadamard: matrix.hadamard, codes: &codes, scales, amax };
         let wide = device.dequantize(&piece, dtype).map_err(failed)?;
         let runs = match side.is_transposed() {
@@ -198,11 +201,30 @@ fn piece_lines(side: &Side) -> u64 {
     }
 }
 
-/// The line of compact scales where those of a line of codes begin, or end; one scale for the tensor is that of every line.
-fn scale_line(side: &Side, line: u64) -> u64 {
+/// Where the compact scales of some lines of codes begin and end, in lines of scales. One scale for the tensor is that of every line.
+fn scales_of(side: &Side, lines: Range<u64>) -> [u64; 2] {
     match (side.format.shapes().block, side.direction) {
-        (None, _) => line.min(1),
-        (Some(block), Direction::Columns) if !side.is_transposed() => line.div_ceil(block),
-        (Some(_), _) => line,
+        (None, _) => [0, 1],
+        (Some(block), Direction::Columns) if !side.is_transposed() => [lines.start, lines.end].map(|line| line.div_ceil(block)),
+        (Some(_), _) => [lines.start, lines.end],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::Format;
+
+    #[test]
+    fn lines_have_the_scales_of_their_blocks() {
+        let side = |format, direction| Side { format, direction, shape: [256, 512], interleave: false };
+        let [rows, columns] = [Direction::Rows, Direction::Columns];
+        // One scale for all lines, whichever piece they are in.
+        assert_eq!(scales_of(&side(Format::Fp8, rows), 128..256), [0, 1]);
+        assert_eq!(scales_of(&side(Format::Fp8, columns), 384..512), [0, 1]);
+        // A line of scales for each of codes, or for 32 where the blocks lie down the columns.
+        assert_eq!(scales_of(&side(Format::Mxfp8, rows), 128..256), [128, 256]);
+        assert_eq!(scales_of(&side(Format::Mxfp8, columns), 128..256), [4, 8]);
+        assert_eq!(scales_of(&side(Format::Fp8Block, columns), 128..256), [128, 256]);
     }
 }

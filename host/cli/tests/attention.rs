@@ -233,3 +233,27 @@ fn huge_empty_tensors_are_refused_at_once() {
         assert_eq!(names(folder.path()), ["in.safetensors"]);
     }
 }
+
+/// A file with a hole may be larger than any memory: an error, as of a file that cannot be read.
+#[test]
+fn a_tensor_that_memory_does_not_hold_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (rows, bytes) = (1_u64 << 20, 1_u64 << 31);
+    let keys = 256 * 8;
+    let header = format!(
+        r#"{{"q":{{"dtype":"BF16","shape":[1,{rows},8,128],"data_offsets":[0,{bytes}]}},
+            "k":{{"dtype":"BF16","shape":[1,1,8,128],"data_offsets":[{bytes},{0}]}},
+            "v":{{"dtype":"BF16","shape":[1,1,8,128],"data_offsets":[{0},{1}]}}}}"#,
+        bytes + keys,
+        bytes + 2 * keys
+    );
+    let path = folder.path().join("in.safetensors");
+    std::fs::write(&path, common::file(&header, &[])).expect("a writable folder");
+    let file = std::fs::File::options().write(true).open(&path).expect("the file");
+    file.set_len(8 + header.len() as u64 + bytes + 2 * keys).expect("a file with a hole");
+    let script = "ulimit -v 1500000; exec \"$0\" attention -i in.safetensors -o out --device emulated";
+    let done = std::process::Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_oxtile")]).current_dir(folder.path()).output();
+    let done = done.expect("a shell");
+    assert!(done.status.code() == Some(1) && stderr(&done).contains("out of memory"), "{} {}", done.status, stderr(&done));
+    assert_eq!(names(folder.path()), ["in.safetensors"]);
+}

@@ -4,7 +4,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{file, names, run, small_checkpoint, stderr};
+use common::{file, names, run, small_checkpoint, stderr, tensors};
 use serde_json::Value;
 
 fn command(words: &[&dyn AsRef<std::ffi::OsStr>]) -> String {
@@ -58,6 +58,29 @@ fn what_comes_back_is_as_far_as_the_report_said() {
                 }
             }
         }
+    }
+}
+
+/// The decibels of the only tensor's way back, by the report of its cast and as they are found.
+fn decibels(folder: &Path, input: &Path, format: &str) -> [f64; 2] {
+    let [quantized, restored] = ["quantized", "restored"].map(|name| folder.join(name));
+    let said = command(&[&"quantize", &"-i", &input, &"-o", &quantized, &"--format", &format, &"--device", &"emulated", &"--json"]);
+    command(&[&"dequantize", &"-i", &quantized, &"-o", &restored, &"--device", &"emulated", &"--dtype", &"f32"]);
+    let said: Value = serde_json::from_str(&said).expect("one JSON document");
+    let found = compare(input, &restored);
+    [&said["tensors"][0]["sides"][0]["snr_db"], &found["tensors"][0]["difference"]["snr_db"]].map(|n| n.as_f64().expect("a number"))
+}
+
+#[test]
+fn a_tensor_of_several_pieces_comes_back() {
+    // A piece has at most 2^20 elements.
+    let [rows, columns] = [1056, 1024];
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let input = folder.path().join("input");
+    tensors::write(&input, &vec![("w", "BF16", vec![rows, columns], tensors::bytes(&tensors::random(rows * columns, 1)))]);
+    for format in ["mxfp8", "nvfp4", "nvfp4-squares", "fp8", "fp8-block"] {
+        let [said, found] = decibels(folder.path(), &input, format);
+        assert!((said - found).abs() < 1e-3 && said > 15.0, "{format}: {said} and {found} dB");
     }
 }
 

@@ -61,7 +61,7 @@ pub struct GroupedGemm<T: GemmOperands<O>, O: 'static> {
     groups: u64,
     choice: Choice<GemmKernel>,
     instance: Option<AnyGrouped<T, O>>,
-    /// Of sums of no products.
+    /// Of sums of no products, where no token is there.
     of_nothing: Option<Gemm<T, O>>,
 }
 
@@ -120,10 +120,9 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
     fn chosen(runtime: &Runtime, config: GemmConfig, groups: u64, tile: Option<GemmTile>) -> Result<Self> {
         let choice = Self::choose(config, groups, tile, wgmma_of(runtime.device(0)?.capability())).map_err(invalid)?;
         let instance = choice.load(T::GROUPED, runtime)?;
-        // All results as one matrix, without a sum.
-        let results = if config.transpose_a { groups } else { 1 };
-        let m = numel(&[results, config.m])?;
-        let is_of_nothing = config.k == 0 && m > 0 && config.n > 0;
+        // By the sum: all results as one matrix.
+        let m = numel(&[groups, config.m])?;
+        let is_of_nothing = config.k == 0 && config.transpose_a && m > 0 && config.n > 0;
         let of_nothing = is_of_nothing.then(|| Gemm::new(runtime, GemmConfig { m, ..config })).transpose()?;
         Ok(Self { config, groups, choice, instance, of_nothing })
     }
@@ -138,6 +137,9 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
         }
         wgmma?;
         config.activation.check_alone()?;
+        if k == 0 && !by_sum {
+            return Err("k is 0: rows of groups have nothing to multiply".to_owned());
+        }
         if k == 0 {
             let (decision, why) = (GemmKernel::Any, "k is 0: the result is that of no products".to_owned());
             return Ok(Choice { decision, kernel: None, why, refused: Vec::new() });

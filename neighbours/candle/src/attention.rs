@@ -48,7 +48,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, options: &AttentionOptions)
 /// As [`attention`], of packed sequences: `q` `[rows, heads, size]`, `k` `[rows, key heads, size]` and `v` `[rows, key heads, value size]`, one sequence after the other.
 ///
 /// `ends` are the sums of the rows of the sequences before, of queries and of keys: U32, `[sequences + 1]` each, from 0 to all rows, such as `[0, 30, 30, 100]` for sequences of 30, 0 and
-/// 70 rows. On a GPU the host does not read them; places beyond the tensors are left out by the kernels.
+/// 70 rows. On a GPU the host does not read them; places beyond the tensors are left out by the kernels. Rows that no sequence has are zeros in the result and in the gradients.
 ///
 /// # Errors
 /// As [`attention`].

@@ -93,7 +93,7 @@ impl Place for Cuda<'_> {
 
     fn allocate<T: Element>(&self, len: u64) -> Result<Memory<T>> {
         let len = usize::try_from(len).map_err(Error::wrap)?;
-        // SAFETY: a result is written whole before candle has it in a tensor (`Place::write`).
+        // SAFETY: a result is written whole before candle has it in a tensor (`Place::write`); what packed sequences leave out is cleared (`Call::clear`).
         let slice = unsafe { self.device.alloc(len.max(1))? };
         Ok(Memory { slice, len })
     }

@@ -30,6 +30,8 @@ fn forward_of<T: BackwardElement + Element, P: Place>(
     let (mut out, mut log_sum_exp) = (place.allocate::<T>(rows * config.value_size())?, place.allocate::<f32>(rows)?);
     let ((q, of_q), (k, of_k), (v, of_v)) = (place.read::<T>(q.0, q.1)?, place.read::<T>(k.0, k.1)?, place.read::<T>(v.0, v.1)?);
     let ((mut result, of_result), (mut logs, of_logs)) = (place.write(&mut out)?, place.write(&mut log_sum_exp)?);
+    call.clear(place, &mut result)?;
+    call.clear(place, &mut logs)?;
     call.with_sequences(place, |sequences| {
         let inputs = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
         attention.forward(place.stream(), inputs, Outputs::new(result.view_mut(), logs.view_mut())).map_err(failed)
@@ -74,6 +76,7 @@ impl Backward<'_> {
         let inputs = (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, place.read::<f32>(place.storage(&of_logs.0)?, of_logs.1)?);
         let ((q, l0), (k, l1), (v, l2), (out, l3), (grad_out, l4), (logs, l5)) = inputs;
         let ((mut dq, l6), (mut dk, l7), (mut dv, l8)) = (place.write(&mut grad_q)?, place.write(&mut grad_k)?, place.write(&mut grad_v)?);
+        [&mut dq, &mut dk, &mut dv].into_iter().try_for_each(|gradient| call.clear(place, gradient))?;
         let attention = AttentionBackward::<T>::new(place.runtime(), call.config, call.order).map_err(failed)?;
         call.with_sequences(place, |sequences| {
             let forward = Inputs { sequences, ..Inputs::new(q.view(), k.view(), v.view()) };
@@ -95,6 +98,11 @@ impl Call {
     fn statistics(&self) -> Shape {
         let [batches, heads, queries] = [self.config.batches, self.config.heads, self.config.queries].map(|size| size as usize);
         if self.ends.is_some() { (heads, queries).into() } else { (batches, heads, queries).into() }
+    }
+
+    /// Clears what a pass over packed sequences is to write: it writes no row that belongs to none.
+    fn clear<P: Place, T: Element>(&self, place: &P, target: &mut Buffer<T>) -> Result<()> {
+        if self.ends.is_some() { target.fill_zero(place.stream()).map_err(failed) } else { Ok(()) }
     }
 
     /// Calls a function with the places of packed sequences, or none.

@@ -246,6 +246,7 @@ fn refused(runtime: &Runtime) -> Outcome {
     let rows = |config| GroupedGemm::<bf16, bf16>::by_rows(runtime, config, 2).map(drop);
     refuse(rows(GemmConfig { transpose_a: true, ..good }), "no transpose_a, or by_sum")?;
     refuse(rows(GemmConfig { k: 12, ..good }), "k is 12, no multiple of 8")?;
+    refuse(rows(GemmConfig { k: 0, ..good }), "k is 0: rows of groups have nothing to multiply")?;
     refuse(rows(GemmConfig { n: 12, ..good }), "n is 12, no multiple of 8")?;
     refuse(rows(GemmConfig { m: (1 << 30) + 1, ..good }), "m is 1073741825: at most 1073741824")?;
     refuse(rows(GemmConfig { k: 1 << 30, ..good }), "2 groups of 1073741824 rows of weights")?;

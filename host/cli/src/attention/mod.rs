@@ -281,7 +281,7 @@ const WINDOW_BYTES: u64 = 8 << 20;
 
 /// The whole of a tensor.
 fn read<N: Number>(input: &Checkpoint, tensor: &Tensor, progress: &mut Progress) -> Result<Vec<N>, ReadError> {
-    let mut numbers = Vec::with_capacity(tensor.elements() as usize);
+    let mut numbers = input.room(tensor.elements())?;
     progress.start(&tensor.name);
     for window in input.windows(tensor, WINDOW_BYTES) {
         let window = window?;

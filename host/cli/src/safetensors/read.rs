@@ -108,17 +108,25 @@ impl Checkpoint {
         let fault = |fault| ReadError { file: self.path.clone(), fault };
         self.verify_unchanged()?;
         let refused = |error| fault(Fault::Io { action: "read", error });
-        // Before it is allocated: a file with holes may be larger than any memory.
-        let bytes = usize::try_from(range.end - range.start).map_err(|_| refused(io::ErrorKind::OutOfMemory.into()))?;
-        let mut window = Vec::new();
-        window.try_reserve_exact(bytes).map_err(|_| refused(io::ErrorKind::OutOfMemory.into()))?;
-        window.resize(bytes, 0);
+        let mut window = self.room(range.end - range.start)?;
+        window.resize(window.capacity(), 0);
         let read = self.file.read_exact_at(&mut window, self.data_start + tensor.range.start + range.start);
         match read {
             Ok(()) => Ok(Window(window)),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(fault(Fault::Changed)),
             Err(error) => Err(refused(error)),
         }
+    }
+
+    /// An empty vector with room for so many elements of what is read.
+    ///
+    /// # Errors
+    /// There is no such memory: a file with holes may be larger than any.
+    pub fn room<N>(&self, count: u64) -> Result<Vec<N>, ReadError> {
+        let mut elements = Vec::new();
+        let is_there = usize::try_from(count).is_ok_and(|count| elements.try_reserve_exact(count).is_ok());
+        let refused = || Fault::Io { action: "read", error: io::ErrorKind::OutOfMemory.into() };
+        if is_there { Ok(elements) } else { Err(ReadError { file: self.path.clone(), fault: refused() }) }
     }
 
     /// The whole of a tensor's data.

@@ -49,3 +49,21 @@ fn queries_and_keys_end_in_different_places() -> Result<()> {
 fn windows() -> Result<()> {
     check([&[0, 50, 90]; 2], [2, 1], DType::BF16, Window { left: Some(9), right: None })
 }
+
+#[test]
+fn rows_of_no_sequence_are_zeros() -> Result<()> {
+    for device in devices()? {
+        let (ours, _) = leaves([&[10, 2, 64]; 3], DType::BF16, &device)?;
+        let ends = Tensor::new(&[0_u32, 5], &device)?;
+        let out = attention_packed(&ours[0], &ours[1], &ours[2], [&ends, &ends], &AttentionOptions::default())?;
+        let gradients = out.sum_all()?.backward()?;
+        let of_inputs = ours.iter().map(|leaf| gradients.get(leaf).expect("a gradient").clone());
+        for tensor in std::iter::once(out.clone()).chain(of_inputs) {
+            let rest = tensor.narrow(0, 5, 5)?.to_dtype(DType::F32)?.abs()?.sum_all()?.to_scalar::<f32>()?;
+            assert_eq!(rest, 0.0);
+        }
+        let own = out.narrow(0, 0, 5)?.to_dtype(DType::F32)?.abs()?.sum_all()?.to_scalar::<f32>()?;
+        assert!(own > 0.0);
+    }
+    Ok(())
+}

@@ -1,7 +1,7 @@
 //! The way back: codes and scales to numbers.
 
 use oxtile::{
-    Buffer, HostElement, Result, Runtime, Stream,
+    Buffer, Error, HostElement, Result, Runtime, Stream,
     num::{e4m3, ue8m0},
     quantize::{BlockScaling, CurrentScaling, Fp8BlockTensor, Fp8Tensor, Mxfp8, Mxfp8Tensor, Nvfp4, ScaleBlock, ScaleOptions},
 };
@@ -69,7 +69,10 @@ impl<T: Number> Kernels<T> {
                 }
             }
             Format::Fp8 => {
-                let inverse = piece.scales.first_chunk().copied().map_or(0.0, f32::from_le_bytes);
+                let inverse = piece.scales.first_chunk().copied().map(f32::from_le_bytes).ok_or_else(|| Error::Invalid {
+                    what: "the scale of the tensor",
+                    why: format!("{} bytes, not 4", piece.scales.len()),
+                })?;
                 let tensor = Fp8Tensor {
                     data: from_bytes(stream, piece.codes, e4m3::from_bits)?,
                     scales: Buffer::from_slice(stream, &[inverse])?,
