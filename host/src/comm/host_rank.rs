@@ -116,7 +116,7 @@ impl HostRank {
     }
 
     /// Waits until every rank has come here: then no rank needs another's process any more. Close the arenas before. A member of a
-    /// [team](Self::team) does not wait, and leaves nothing on the boards.
+    /// [team](Self::team) does not wait, and leaves nothing on the boards; nor do ranks that are [threads](Self::threads), which share the process.
     ///
     /// # Errors
     /// As [`StoreBoard::close`].

@@ -41,6 +41,10 @@ pub trait GatherFormat: Format<Direction = Direction> {
     #[doc(hidden)]
     fn same(amax: &Self::Amax) -> Self::Amax;
 
+    /// Where an amax lies, and of how many elements it is.
+    #[doc(hidden)]
+    fn place_of(amax: &Self::Amax) -> [u64; 2];
+
     /// Fails unless a tensor has as many amaxes as it is decoded by.
     #[doc(hidden)]
     fn check_amax(what: &'static str, amax: &Self::Amax) -> Result<()>;
@@ -65,6 +69,10 @@ where
 
     fn same((): &()) {}
 
+    fn place_of((): &()) -> [u64; 2] {
+        [0; 2]
+    }
+
     fn check_amax(_: &'static str, (): &()) -> Result<()> {
         Ok(())
     }
@@ -87,6 +95,10 @@ impl GatherFormat for Nvfp4Format {
     fn same(amax: &Buffer<f32>) -> Buffer<f32> {
         // SAFETY: the elements of that buffer, whose uses it shares.
         unsafe { amax.window(0, amax.len()) }
+    }
+
+    fn place_of(amax: &Buffer<f32>) -> [u64; 2] {
+        [amax.address(), amax.len()]
     }
 
     fn check_amax(what: &'static str, amax: &Buffer<f32>) -> Result<()> {

@@ -24,10 +24,24 @@ where
     products: Products<'a>,
     /// Of each place: the own shard, then the others' chunks as they arrive.
     pieces: [Vec<Piece<F>>; PLACES],
-    /// Where the codes of the own shard lie.
-    shards: [u64; PLACES],
+    /// Where the own shard lies.
+    shards: [Lent; PLACES],
     /// The call that the shard was handed out for.
     given: Given,
+}
+
+/// Where a tensor lies: other ranks, and the pieces that they put here, know of this memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Lent {
+    /// Address and length of the codes, of the scales and of the amax.
+    buffers: [[u64; 2]; 3],
+    shape: [u64; 2],
+}
+
+impl Lent {
+    fn of<F: GatherFormat>(QuantizedTensor { data, scales, amax, shape, .. }: &QuantizedTensor<F>) -> Self {
+        Self { buffers: [[data.address(), data.len()], [scales.address(), scales.len()], F::place_of(amax)], shape: *shape }
+    }
 }
 
 impl<'a, F: GatherFormat, O: Pod> QuantizedProduct<'a, F, O>
@@ -40,7 +54,7 @@ where
         products: Products<'a>,
         pieces: [Vec<Piece<F>>; PLACES],
     ) -> Self {
-        let shards = [0, 1].map(|place: usize| pieces[place][0].tensor.data.address());
+        let shards = [0, 1].map(|place: usize| Lent::of(&pieces[place][0].tensor));
         Self { of, result, products, pieces, shards, given: Given::new(&of.memory.0) }
     }
 
@@ -70,7 +84,7 @@ where
     /// Every member calls it. One that does not come is named by the next [ticket](crate::symmetric::Arena::ticket).
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a shard that was not written for this call, or in another capture, and where another tensor was assigned to the one that [`shard`](Self::shard) lends; as [`Bound::run`](crate::Bound::run); what ended the arena.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a shard that was not written for this call, or in another capture, and where another tensor, or another buffer of codes, scales or the amax, was assigned to the one that [`shard`](Self::shard) lends: copy into it instead; as [`Bound::run`](crate::Bound::run); what ended the arena.
     pub fn run(&mut self, compute: &Stream) -> Result<()> {
         const WHAT: &str = "QuantizedProduct::run";
         let inner = &self.of.memory.0;
@@ -78,7 +92,7 @@ where
         let place = place_of(turn);
         let mut places = inner.places();
         // Whatever can be refused is refused before the others hear of the call.
-        if self.pieces[place][0].tensor.data.address() != self.shards[place] {
+        if Lent::of(&self.pieces[place][0].tensor) != self.shards[place] {
             return Err(replaced(WHAT, "what QuantizedProduct::shard lends"));
         }
         places[place].local().check_stream(compute, WHAT)?;

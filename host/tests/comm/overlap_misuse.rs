@@ -54,10 +54,17 @@ fn what_is_lent_is_not_replaced() -> Result<()> {
     *product.shard(stream)? = Buffer::zeros(stream, 32 * 64)?;
     let error = product.run(stream).unwrap_err().to_string();
     assert!(error.contains(why), "{error}");
-    let mut product = codes[0].bind(stream, weight.view(), None, of_codes.view_mut())?;
-    *product.shard(stream)? = Mxfp8Tensor::uninitialised(stream, [32, 64], Direction::Rows)?;
-    let error = product.run(stream).unwrap_err().to_string();
-    assert!(error.contains(why), "{error}");
+    for replace_all in [true, false] {
+        let mut product = codes[0].bind(stream, weight.view(), None, of_codes.view_mut())?;
+        let (lent, other) = (product.shard(stream)?, Mxfp8Tensor::uninitialised(stream, [32, 64], Direction::Rows)?);
+        if replace_all {
+            *lent = other;
+        } else {
+            lent.scales = other.scales;
+        }
+        let error = product.run(stream).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 
     let mut buffer = ranks.all.arenas[0].buffer::<u32>(2)?;
     let _other = ranks.all.arenas[1].buffer::<u32>(2)?;

@@ -15,13 +15,13 @@ use crate::reduced::{config, options};
 fn a_team_has_small_sums_of_its_own() -> Result<()> {
     let (all, config) = (Arenas::with(3, 1, options()), config(OneShot, 1, [4, 8, 16]));
     let members = [2, 0];
-    let team = |members: [u32; 2]| Team::new(all.world.size(), &members.map(|rank| all.world.rank(rank)));
-    let (team, other) = (team(members)?, team([1, 2])?);
+    let team = |members: &[u32]| Team::new(all.world.size(), &members.iter().map(|rank| all.world.rank(*rank)).collect::<Vec<_>>());
+    let (team, other) = (team(&members)?, team(&[1])?);
     let (mut made, mut operands) = (Vec::new(), Vec::new());
     for rank in [0, 1, 2] {
         let (i, stream) = (rank as usize, all.stream(rank as usize));
         let out = all.world.ranks[i].device().urgent_stream()?;
-        // All ranks of the world take as much, also one that is in another team.
+        // All ranks of the world take as much, also one that is in another team, of another size.
         let member = if rank == 1 { &other } else { &team }.member(all.world.rank(rank)).expect("it is a member");
         let parts = OverlapMemory::take(&all.arenas[i], &member, config.bytes::<bf16, bf16>(team.size())?, &out)?;
         made.push(GemmAllReduce::<bf16, bf16>::new(&AllReduceMemory::take(&parts, 2 * 4 * 8)?, stream, config)?);

@@ -98,8 +98,9 @@ impl Mailbox {
     /// Takes the slots of results of so many bytes from the arena, as far as they are small, empties them, and takes the flags. Waits for the device, not for other ranks.
     pub fn take(parts: &Parts, bytes: u64) -> Result<Self> {
         let bytes = bytes.min(MOST_BYTES).div_ceil(lanes(&parts.out.device())).next_multiple_of(16).max(16 * FEWEST);
-        let members = u64::from(parts.member.team().size().get());
-        let mut inbox = parts.arena.buffer(members * PLACES * u64::from(LANES) * bytes)?;
+        // Of ranks, not of members: teams of other sizes take as much.
+        let ranks = u64::from(parts.arena.world().get());
+        let mut inbox = parts.arena.buffer(ranks * PLACES * u64::from(LANES) * bytes)?;
         // No rank stores in them before: each compares this rank's note of an operation first, which is written after this.
         inbox.fill(u8::MAX)?;
         let flags = parts.arena.flags("part of a small sum", 1)?;

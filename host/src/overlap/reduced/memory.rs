@@ -28,7 +28,7 @@ pub(super) struct Inner {
 }
 
 impl AllReduceMemory {
-    /// Takes the result of the largest operation, of `bytes` bytes, and a mailbox from the arena of `parts`, for each member of about twice as many bytes, counting 256 KiB at most, and at least 64 KiB (on devices of fewer than 32 multiprocessors more); and 2 signal channels. Every rank takes as much, in one order with all else, also one of another
+    /// Takes the result of the largest operation, of `bytes` bytes, and a mailbox from the arena of `parts`, for each rank of the world of about twice as many bytes, counting 256 KiB at most, and at least 64 KiB (on devices of fewer than 32 multiprocessors more); and 2 signal channels. Every rank takes as much, in one order with all else, also one of another
     /// team.
     ///
     /// [`AllReduceConfig::result_bytes`](super::AllReduceConfig::result_bytes) states how many bytes a product needs: take the most of all layers.

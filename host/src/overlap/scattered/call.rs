@@ -243,7 +243,9 @@ impl<'a, T: ScatterOperands<O>, O: Pod> ScatterCall<'a, T, O> {
             // All uses so far come before later work of this stream: the next products need not wait for `out` again, which would be for puts of their own call.
             let rows = spread.iter().flat_map(Spread::memories);
             let staged = staged.map(|staged| staged.rows.memory());
-            for memory in sent.iter().map(|sent| sent.bytes.memory()).chain(staged).chain(rows) {
+            // An empty panel was neither written nor put: other uses of its room were not waited for.
+            let written = sent.iter().filter(|sent| sent.product.is_some()).map(|sent| sent.bytes.memory());
+            for memory in written.chain(staged).chain(rows) {
                 memory.forget_uses();
                 memory.add_use(&compute.0, true, &mut Vec::new());
             }

@@ -51,7 +51,7 @@ use crate::tensor::Strided;
 ///
 /// Each rank has a part of the sum: columns of `A` and rows of `B`. It multiplies the rows of the next member first, then those of the member
 /// after it. Parts travel in the type of the result. The kernel of the own rows adds the others' parts in `f32`: first its own product, which is not rounded, then those
-/// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run and by every method, in whichever order parts arrive.
+/// of the other members in ascending order, then the result as it was [if it is added](ReduceScatterConfig::beta); the factor, the bias and the activation come after the whole sum, once. So the bits are the same in every run, in whichever order parts arrive. Methods, and numbers of panels, may divide a product along `k` in other ways ([`GemmPlan`](crate::gemm::GemmPlan)): then their bits differ by its rounding.
 ///
 /// By [`ScatterMethod::Whole`] all rows are one kernel, panel by panel of all members, and own tiles between those of later panels; copy engines put panels as their tiles are there. By [`ScatterMethod::Direct`] the kernel stores each tile of another member's rows at that one itself. By [`ScatterMethod::Fused`] own rows come last: copy engines put panels, each the result of a product, and the kernel of the own rows waits for each panel
 /// before it adds it. By [`ScatterMethod::Sequential`] the stream waits for all of them before that kernel.
