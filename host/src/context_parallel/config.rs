@@ -106,7 +106,8 @@ impl ContextParallelConfig {
     /// Bytes that the schedules which reach the memory of other ranks take from each rank's arena, for elements of so many bytes: [`Pull`](Schedule::Pull) has keys and values of
     /// a rank, and gradients of them in `f32` from every rank; [`AllToAll`](Schedule::AllToAll) all tensors of both passes; [`Fused`](Schedule::Fused) keys and values
     /// of all ranks, and gradients of a rank's in `f32` from every rank.
-    /// With [`Auto`](Schedule::Auto) there is room for all of them. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes). Where fewer are left, `Auto` takes none of them, all-to-all goes by messages, and pull
+    /// With [`Auto`](Schedule::Auto) there is room for all of them. Ask for as many in [`ArenaOptions::bytes`](crate::symmetric::ArenaOptions::bytes), and for 25 signal channels an operation, of which most take fewer, in
+    /// [`ArenaOptions::channels`](crate::symmetric::ArenaOptions::channels). Where fewer are left, `Auto` takes none of them, all-to-all goes by messages, and pull
     /// and fused are refused.
     pub fn arena_bytes(&self, world: WorldSize, element_bytes: u64) -> u64 {
         let asked = |schedule: &Schedule| [self.forward, self.backward].iter().any(|of| [*schedule, Schedule::Auto].contains(of));

@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use oxtile_kernels::thd::MOST_ROWS;
 use oxtile_tile::num::bf16;
 
 use super::config::{ContextParallelConfig, Schedule, refuse};
 use super::fused;
-use crate::attention::AttentionConfig;
+use crate::attention::{AttentionConfig, Layout};
 use crate::comm::WorldSize;
 use crate::runtime::Result;
 
@@ -148,8 +149,14 @@ impl ContextParallelConfig {
 
     /// Why a schedule cannot be taken, and what to take instead.
     fn why_not(&self, schedule: Schedule, direction: Direction, world: WorldSize, (means, size): (Means, u64)) -> Option<String> {
-        let AttentionConfig { heads, key_heads, .. } = self.attention;
+        let AttentionConfig { heads, key_heads, queries, keys, batches, layout, .. } = self.attention;
         let ranks = u64::from(world.get());
+        let too_many = || {
+            // Rows of sbhd are those of one batch.
+            let rows = queries.max(keys).saturating_mul(if layout == Layout::Bshd { batches } else { 1 });
+            let why = || format!("{rows} rows of all ranks, and arrays of steps count {MOST_ROWS}: take all-to-all, or fewer batches");
+            (rows > MOST_ROWS.into()).then(why)
+        };
         let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
         let trades = |ranks: u64| {
             if !heads.is_multiple_of(ranks) {
@@ -181,10 +188,10 @@ impl ContextParallelConfig {
                     (direction == Direction::Backward && !means.contiguous).then(|| why.to_owned())
                 }),
             Schedule::Ring if !means.messages => Some(no_messages()),
-            Schedule::Ring => None,
-            Schedule::Pull => no_memory(),
+            Schedule::Ring => too_many(),
+            Schedule::Pull => no_memory().or_else(too_many),
             Schedule::Gather if !means.messages => Some(no_messages()),
-            Schedule::Gather => None,
+            Schedule::Gather => too_many(),
             Schedule::AllToAll if !means.messages && !in_memory => match means.room {
                 Some(room) => Some(self.why_full(schedule, world, (room, size))),
                 None => Some(no_messages()),
@@ -196,7 +203,7 @@ impl ContextParallelConfig {
             Schedule::Hierarchical { .. } if !means.grid => {
                 Some("it takes messages among neighbours and between groups of them: give Transport::with_grid".to_owned())
             }
-            Schedule::Hierarchical { inner } => trades(inner.get().into()),
+            Schedule::Hierarchical { inner } => trades(inner.get().into()).or_else(too_many),
         }
     }
 }

@@ -137,12 +137,12 @@ impl Mailbox {
         let is_emulated = stream.0.runtime.kind() == Kind::Emulated;
         let awaited: Vec<_> = parts.others().filter(|_| is_emulated).map(|other| (0, other)).collect();
         let (waits, mut calls) = (self.flags.waits(stream, &awaited)?, lock(calls));
-        // SAFETY: so many elements of any bits lie there; buffers of arenas are aligned to 256 bytes.
-        let inbox = unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), self.inbox.len() / size_of::<O>() as u64) };
+        let bytes = self.bytes * PLACES * u64::from(LANES);
+        // SAFETY: so many elements of any bits lie there, since the slots are those of all ranks, of which the members are some; buffers of arenas are aligned to 256 bytes.
+        let inbox = unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), addresses.len() as u64 * bytes / size_of::<O>() as u64) };
         // SAFETY: kernels of small sums alone use the memory, as slots; `take` has emptied them.
         let inbox = unsafe { DeviceSlots::new(inbox.view()) };
         let own = inbox.access("mail.slots");
-        let bytes = self.bytes * PLACES * u64::from(LANES);
         let members: Vec<_> = addresses.iter().map(|address| BufferAccess { address: *address, bytes, ..own }).collect();
         // SAFETY: each entry is where a member's slots for this rank lie, which the arena maps, and in which no other rank stores; `members` names them.
         let slots = unsafe { DeviceTable::from_raw(entries.view(), &members) };
