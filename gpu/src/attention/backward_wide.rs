@@ -43,8 +43,19 @@ const MOST_ROWS: u64 = (1 << 30) - 2 * WIDE_ROWS as u64;
 
 pub(super) type WarpgroupRoles = Roles<2, 40, 232>;
 
-/// Both warpgroups that multiply.
-pub(super) const BOTH: NamedBarrier = NamedBarrier::new(1, 256);
+/// Where each of the two warpgroups that multiply waits for the other one. One barrier for both would do, but they come to it by two instructions, which synccheck of
+/// compute-sanitizer takes for divergence.
+const DONE: [NamedBarrier; 2] = [NamedBarrier::new(1, 256), NamedBarrier::new(2, 256)];
+
+/// Tells the other warpgroup that warpgroup `part` does not multiply by a tile's operands any more, and waits until the other one does not either. All threads of both call it, once a tile.
+#[inline(always)]
+#[track_caller]
+pub(super) fn both_done(part: u32) {
+    let [first, second] = DONE;
+    let [own, other] = if part == 0 { [first, second] } else { [second, first] };
+    other.arrive();
+    own.sync();
+}
 
 /// The number of a tile, and the one before.
 pub(super) type TileNumbers = Numbers<SEQUENCE_TILE_WORDS>;

@@ -34,7 +34,7 @@
 //! | `rows` | a stage of queries and `dO` is full; both warpgroups have multiplied by it |
 //! | `statistics` | those of a block are there; both warpgroups have read them |
 //! | `weights` | weights of a block are written; they were read |
-//! | `BOTH` | neither warpgroup multiplies by the tile's keys and values any more |
+//! | [`both_done`](super::backward_wide::both_done) | neither warpgroup multiplies by the tile's keys and values any more |
 //!
 //! Results leave through the memory of the keys and of the values.
 
@@ -54,7 +54,7 @@ use super::backward_schedule::{BlockOrder, KeyTile};
 use super::backward_sequence::{SEQUENCE_TILE_WORDS, SequenceTile};
 use super::backward_sums::{KeySums, KeySumsArgument, add_rows};
 use super::backward_walk::ByColumn;
-use super::backward_wide::{BOTH, ROWS, TileNumbers, WIDE_ROWS, WarpgroupRoles, WideOrder, WideTensors};
+use super::backward_wide::{ROWS, TileNumbers, WIDE_ROWS, WarpgroupRoles, WideOrder, WideTensors, both_done};
 use super::backward_workspace::{Statistics, UNCUT};
 use super::mask::Mask;
 use super::sequence;
@@ -433,7 +433,7 @@ impl Out {
         let Self { item, row, part } = self;
         let head = tensors.key_head_of(item.tile.batch, item.tile.head);
         // Neither warpgroup multiplies by what becomes staging.
-        BOTH.sync();
+        both_done(*part);
         if let Some((added, size)) = added {
             let row_heads = u64::from(tensors.heads.in_row() / tensors.heads.group.max(1));
             let first = u64::from(item.key_offset) * row_heads + u64::from(head);
