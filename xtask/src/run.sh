@@ -46,7 +46,8 @@ step() {
 
 step machine nvidia-smi --query-gpu=name,driver_version,power.limit,memory.total --format=csv
 step cases ./oxtile-tests cuda::
-step runtime ./runtime-tests
+# Of packs too, which a folder that is named would hide; the one beside the programs is found after them.
+step runtime env -u OXTILE_KERNELS ./runtime-tests
 if [ -z "${OXTILE_NCCL:-}" ]; then
     found=$(of_pypi nccl/lib/libnccl.so.2)
     [ -z "$found" ] || export OXTILE_NCCL="$found"
