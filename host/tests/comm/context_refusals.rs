@@ -67,7 +67,10 @@ fn what_no_device_holds_is_refused() {
     let rows = AttentionConfig { queries: many, keys: many, batches: 2, ..SMALL };
     for schedule in [Schedule::Ring, Schedule::Gather] {
         let error = error(ranks.transport(0), rows, schedule);
-        assert!(error.contains("1073741824 rows of all ranks") && error.contains("take all-to-all, or fewer batches"), "{schedule}: {error}");
+        assert!(
+            error.contains("1073741824 rows of all ranks") && error.contains("take all-to-all, or fewer batches"),
+            "{schedule}: {error}"
+        );
     }
     let config = ContextParallelConfig::new(large);
     assert_eq!(config.arena_bytes(case.world(), 2), u64::MAX);

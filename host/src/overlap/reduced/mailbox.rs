@@ -139,7 +139,8 @@ impl Mailbox {
         let (waits, mut calls) = (self.flags.waits(stream, &awaited)?, lock(calls));
         let bytes = self.bytes * PLACES * u64::from(LANES);
         // SAFETY: so many elements of any bits lie there, since the slots are those of all ranks, of which the members are some; buffers of arenas are aligned to 256 bytes.
-        let inbox = unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), addresses.len() as u64 * bytes / size_of::<O>() as u64) };
+        let inbox =
+            unsafe { Buffer::<O>::of(Arc::clone(self.inbox.local().memory()), addresses.len() as u64 * bytes / size_of::<O>() as u64) };
         // SAFETY: kernels of small sums alone use the memory, as slots; `take` has emptied them.
         let inbox = unsafe { DeviceSlots::new(inbox.view()) };
         let own = inbox.access("mail.slots");
