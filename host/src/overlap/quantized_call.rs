@@ -25,7 +25,7 @@ where
     /// Of each place: the own shard, then the others' chunks as they arrive.
     pieces: [Vec<Piece<F>>; PLACES],
     /// Where the own shard lies.
-    shards: [Lent; PLACES],
+    shards: Box<[Lent; PLACES]>,
     /// The call that the shard was handed out for.
     given: Given,
 }
@@ -54,7 +54,7 @@ where
         products: Products<'a>,
         pieces: [Vec<Piece<F>>; PLACES],
     ) -> Self {
-        let shards = [0, 1].map(|place: usize| Lent::of(&pieces[place][0].tensor));
+        let shards = Box::new([0, 1].map(|place: usize| Lent::of(&pieces[place][0].tensor)));
         Self { of, result, products, pieces, shards, given: Given::new(&of.memory.0) }
     }
 
