@@ -108,8 +108,9 @@ impl Checkpoint {
         let fault = |fault| ReadError { file: self.path.clone(), fault };
         self.verify_unchanged()?;
         let refused = |error| fault(Fault::Io { action: "read", error });
-        let mut window = self.room(range.end - range.start)?;
-        window.resize(window.capacity(), 0);
+        let bytes = range.end - range.start;
+        let mut window = self.room(bytes)?;
+        window.resize(bytes as usize, 0);
         let read = self.file.read_exact_at(&mut window, self.data_start + tensor.range.start + range.start);
         match read {
             Ok(()) => Ok(Window(window)),
