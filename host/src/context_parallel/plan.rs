@@ -154,7 +154,11 @@ impl ContextParallelConfig {
         let too_many = || {
             // Rows of sbhd are those of one batch.
             let rows = queries.max(keys).saturating_mul(if layout == Layout::Bshd { batches } else { 1 });
-            let why = || format!("{rows} rows of all ranks, and arrays of steps count {MOST_ROWS}: take all-to-all, or fewer batches");
+            let why = || {
+                format!(
+                    "{rows} rows of all ranks, and arrays of steps and orders of rows count {MOST_ROWS}: take all-to-all of dense tensors, or fewer batches"
+                )
+            };
             (rows > MOST_ROWS.into()).then(why)
         };
         let no_messages = || "the transport has no messages: give Transport::collective or Transport::both".to_owned();
@@ -196,6 +200,7 @@ impl ContextParallelConfig {
                 Some(room) => Some(self.why_full(schedule, world, (room, size))),
                 None => Some(no_messages()),
             },
+            Schedule::AllToAll if self.is_packed() => trades(ranks).or_else(too_many),
             Schedule::AllToAll => trades(ranks),
             Schedule::Hierarchical { inner } if !ranks.is_multiple_of(inner.get().into()) => {
                 Some(format!("{} neighbours do not divide {world}: take a divisor", inner.get()))

@@ -120,10 +120,10 @@ impl<T: GemmOperands<O>, O: Pod> GroupedGemm<T, O> {
     fn chosen(runtime: &Runtime, config: GemmConfig, groups: u64, tile: Option<GemmTile>) -> Result<Self> {
         let choice = Self::choose(config, groups, tile, wgmma_of(runtime.device(0)?.capability())).map_err(invalid)?;
         let instance = choice.load(T::GROUPED, runtime)?;
-        // By the sum: all results as one matrix.
-        let m = numel(&[groups, config.m])?;
-        let is_of_nothing = config.k == 0 && config.transpose_a && m > 0 && config.n > 0;
-        let of_nothing = is_of_nothing.then(|| Gemm::new(runtime, GemmConfig { m, ..config })).transpose()?;
+        let is_of_nothing = config.k == 0 && config.transpose_a && [groups, config.m, config.n].iter().all(|size| *size > 0);
+        // All results as one matrix.
+        let all = || Gemm::new(runtime, GemmConfig { m: numel(&[groups, config.m])?, ..config });
+        let of_nothing = is_of_nothing.then(all).transpose()?;
         Ok(Self { config, groups, choice, instance, of_nothing })
     }
 

@@ -10,7 +10,7 @@ use super::memory::{Given, PLACES, place_of};
 use super::quantized::{Piece, Products, QuantizedAllGatherGemm};
 use super::table::GatherOperands;
 use super::transfer::{Read, wait_for};
-use crate::quantize::QuantizedTensor;
+use crate::quantize::{Direction, QuantizedTensor};
 use crate::runtime::{Result, Stream};
 use crate::symmetric::{SymmetricBuffer, replaced};
 
@@ -36,11 +36,16 @@ struct Lent {
     /// Address and length of the codes, of the scales and of the amax.
     buffers: [[u64; 2]; 3],
     shape: [u64; 2],
+    direction: Direction,
 }
 
 impl Lent {
-    fn of<F: GatherFormat>(QuantizedTensor { data, scales, amax, shape, .. }: &QuantizedTensor<F>) -> Self {
-        Self { buffers: [[data.address(), data.len()], [scales.address(), scales.len()], F::place_of(amax)], shape: *shape }
+    fn of<F: GatherFormat>(QuantizedTensor { data, scales, amax, shape, direction }: &QuantizedTensor<F>) -> Self {
+        Self {
+            buffers: [[data.address(), data.len()], [scales.address(), scales.len()], F::place_of(amax)],
+            shape: *shape,
+            direction: *direction,
+        }
     }
 }
 

@@ -136,7 +136,9 @@ impl Parts {
     /// # Errors
     /// If the file cannot be read.
     pub fn take(&self, side: Side, rank: Rank, file: &Checkpoint, tensor: &Tensor, row: u64) -> Result<Vec<u8>, ReadError> {
-        let mut part = vec![0; (self.rows(side) * row) as usize];
+        let length = self.rows(side) * row;
+        let mut part = file.room(length)?;
+        part.resize(length as usize, 0);
         for run in self.runs(side, rank).into_iter().filter(|run| run.rows * row > 0) {
             let window = file.window(tensor, run.of_file * row..(run.of_file + run.rows) * row)?;
             part[bytes(run.of_rank, run.rows, row)].copy_from_slice(&window);
