@@ -1,6 +1,7 @@
 //! Cases times back ends.
 
 use std::{
+    collections::HashMap,
     env, fs,
     process::Command,
     sync::{Arc, OnceLock},
@@ -19,10 +20,9 @@ use crate::times::trial;
 /// Every case on the emulator and on the GPU.
 pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     let cases: Vec<_> = cases.into_iter().map(Arc::new).collect();
-    let seeds = seeds();
-    eprintln!("emulator seeds: {seeds:?} (replay one with OXTILE_SEED)");
+    let seeds = Seeds::of(&cases);
     let emulated = cases.iter().filter(|case| runs_emulated(case.size)).map(|case| {
-        let (case, seeds) = (case.clone(), seeds.clone());
+        let (case, seeds) = (case.clone(), seeds.of_case(case));
         trial(name("emulated", &case), move || failed(emulate(&case, &seeds)))
     });
     let missing = cuda().as_ref().err();
@@ -116,15 +116,53 @@ fn driver() -> String {
     driver::release(&line).unwrap_or("unknown").to_owned()
 }
 
-/// A few seeds that change with the commit, one that is asked for, or many.
-fn seeds() -> Vec<u64> {
-    if let Some(seed) = env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
-        return vec![seed];
+/// Under which seeds each case is run: some of its own, which change with the commit, so that a family is run under many. One that fails says its seed.
+enum Seeds {
+    /// The one that is asked for.
+    Asked(u64),
+    /// A number that the commit gives, and how many cases each family has that are run under seeds.
+    Drawn { start: u64, cases: HashMap<String, usize> },
+}
+
+/// Seeds of each case of long runs.
+const MANY: usize = 64;
+/// Runs under seeds that a family has at least, and one of its cases at most, unless the run is a long one.
+const OF_FAMILY: usize = 16;
+const MOST: usize = 4;
+
+impl Seeds {
+    fn of(cases: &[Arc<Case>]) -> Self {
+        if let Some(seed) = env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
+            return Self::Asked(seed);
+        }
+        let mut count = HashMap::new();
+        for case in cases.iter().filter(|case| case.size == Size::Small) {
+            *count.entry(family(&case.name).to_owned()).or_default() += 1;
+        }
+        Self::Drawn { start: hash(0xcbf2_9ce4_8422_2325, &commit().unwrap_or_else(|| "working tree".into())), cases: count }
     }
-    let count = if long() { 64 } else { 2 };
-    let commit = commit().unwrap_or_else(|| "working tree".into());
-    let start = commit.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    (0..count).map(|i| start.wrapping_add(i) % 1_000_000).collect()
+
+    fn of_case(&self, case: &Case) -> Vec<u64> {
+        match self {
+            Self::Asked(seed) => vec![*seed],
+            Self::Drawn { start, cases } => {
+                let alike = cases.get(family(&case.name)).copied().unwrap_or(1);
+                let count = if long() { MANY } else { OF_FAMILY.div_ceil(alike).min(MOST) };
+                let start = hash(*start, &case.name);
+                (0..count as u64).map(|i| start.wrapping_add(i) % 1_000_000).collect()
+            }
+        }
+    }
+}
+
+/// The first part of a case's name.
+fn family(name: &str) -> &str {
+    name.split("::").next().unwrap_or(name)
+}
+
+/// FNV-1a, from a number on.
+fn hash(start: u64, text: &str) -> u64 {
+    text.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// The commit: `OXTILE_COMMIT`, else the file `commit` beside the executable, else that of the checkout this was built in.

@@ -23,7 +23,8 @@ pub(crate) struct Barrier {
 }
 
 impl Barrier {
-    /// Lets all that wait go on, but for the thread that came last, which never stopped.
+    /// Lets all that wait go on, but for the thread that came last, which never stopped. Called: the others wait in [`meet`] with a small frame each.
+    #[inline(never)]
     fn open(&mut self, last: &Thread) {
         let block = last.block();
         for (number, &mask) in self.waiting.iter().enumerate().take(block.warps.len()) {
@@ -58,41 +59,22 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     let operation = if wait { "barrier_sync" } else { "barrier_arrive" };
     let Some(count) = thread.worker().synchronise(operation, site, count) else { return };
     let block = thread.block();
-    let misuse = |message: String, mend: &'static str| thread.fail(FaultKind::BarrierMisuse, site, message, mend);
     let threads = block.threads.len() as u32;
-    if id >= BARRIERS {
-        misuse(format!("barrier {id} does not exist"), "use barriers 0 to 15");
-    }
-    if count == 0 || count > threads.next_multiple_of(32) || (count % 32 != 0 && count != threads) {
-        let mend = "count whole warps of this block, arriving ones and waiting ones together";
-        misuse(format!("barrier {id} for {count} threads in a block of {threads}"), mend);
+    if id >= BARRIERS || count == 0 || count > threads.next_multiple_of(32) || (count % 32 != 0 && count != threads) {
+        misused(thread, id, count, site);
     }
     let mut barriers = block.barriers.borrow_mut();
     if barriers.is_empty() {
         barriers.resize_with(BARRIERS as usize, Barrier::default);
     }
     let barrier = &mut barriers[id as usize];
-    if barrier.expected != 0 && barrier.expected != count {
-        let mend = "give every arrival of one barrier the same count";
-        misuse(format!("barrier {id} for {count} threads, where others came for {}", barrier.expected), mend);
-    }
     let (warp, bit) = (thread.warp_number() as usize, 1 << thread.lane());
-    if barrier.arrived[warp] & bit != 0 {
-        let mend = "wait for the barrier's phase (another barrier or barrier_sync) before arriving again";
-        misuse(format!("a second arrival at barrier {id} in one phase"), mend);
+    if (barrier.expected != 0 && barrier.expected != count) || barrier.arrived[warp] & bit != 0 {
+        mismatched(thread, barrier, id, count, site);
     }
     let beside = barrier.waiting[warp].checked_ilog2().map(|lane| &block.threads[warp * 32 + lane as usize]);
     if let Some(other) = beside.filter(|other| !same(other.site.get(), site)) {
-        let message =
-            format!("lanes {} and {} of warp {warp} meet at different lines in one phase of barrier {id}", other.lane(), thread.lane());
-        let mut fault = thread.fault(
-            FaultKind::Divergence,
-            site,
-            message,
-            "take the barrier out of the branch: the lanes of a warp come to one together",
-        );
-        fault.involved.extend(other.site.get().map(|location| Involved { location, action: format!("lane {} waits here", other.lane()) }));
-        thread.stop(fault);
+        diverged(thread, other, id, site);
     }
     barrier.expected = count;
     barrier.arrived[warp] |= bit;
@@ -113,4 +95,43 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
     if wait {
         thread.meetings.met();
     }
+}
+
+#[cold]
+fn misused(thread: &Thread, id: u32, count: u32, site: Site) -> ! {
+    let threads = thread.block().threads.len();
+    let (message, mend) = match id >= BARRIERS {
+        true => (format!("barrier {id} does not exist"), "use barriers 0 to 15"),
+        false => (
+            format!("barrier {id} for {count} threads in a block of {threads}"),
+            "count whole warps of this block, arriving ones and waiting ones together",
+        ),
+    };
+    thread.fail(FaultKind::BarrierMisuse, site, message, mend)
+}
+
+#[cold]
+fn mismatched(thread: &Thread, barrier: &Barrier, id: u32, count: u32, site: Site) -> ! {
+    let (message, mend) = match barrier.expected == count {
+        false => (
+            format!("barrier {id} for {count} threads, where others came for {}", barrier.expected),
+            "give every arrival of one barrier the same count",
+        ),
+        true => (
+            format!("a second arrival at barrier {id} in one phase"),
+            "wait for the barrier's phase (another barrier or barrier_sync) before arriving again",
+        ),
+    };
+    thread.fail(FaultKind::BarrierMisuse, site, message, mend)
+}
+
+#[cold]
+fn diverged(thread: &Thread, other: &Thread, id: u32, site: Site) -> ! {
+    let warp = thread.warp_number();
+    let message =
+        format!("lanes {} and {} of warp {warp} meet at different lines in one phase of barrier {id}", other.lane(), thread.lane());
+    let mend = "take the barrier out of the branch: the lanes of a warp come to one together";
+    let mut fault = thread.fault(FaultKind::Divergence, site, message, mend);
+    fault.involved.extend(other.site.get().map(|location| Involved { location, action: format!("lane {} waits here", other.lane()) }));
+    thread.stop(fault)
 }

@@ -57,12 +57,7 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
     let (members, whole) = match group {
         Group::Warp(mask) => {
             if mask >> thread.lane() & 1 == 0 || mask & !block.warp(thread).alive.get() != 0 {
-                thread.fail(
-                    FaultKind::Divergence,
-                    site,
-                    format!("a collective of mask {mask:#010x} in which lane {} or an exited lane takes part", thread.lane()),
-                    "name exactly the lanes that call it",
-                );
+                misnamed(thread, mask, site);
             }
             (mask.count_ones(), mask == block.warp(thread).alive.get())
         }
@@ -76,14 +71,7 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
     });
     let found = &mut gatherings[at];
     if found.group != group || !same(Some(found.site), site) || found.kind != TypeId::of::<T>() {
-        let mut fault = thread.fault(
-            FaultKind::Divergence,
-            site,
-            format!("threads {} and {} meet different collectives", thread.number, found.opener),
-            "let all threads of the group reach the same line",
-        );
-        fault.involved.push(Involved { location: found.site, action: format!("thread {}", found.opener) });
-        thread.stop(fault);
+        diverged(thread, found, site);
     }
     found.fragments[(thread.number - found.first) as usize] = ptr::from_mut(fragment).cast();
     found.arrived += 1;
@@ -101,13 +89,41 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
     }
     let gathered = gatherings.swap_remove(at);
     drop(gatherings);
-    let present = gathered.fragments.iter().copied().filter(|fragment| !fragment.is_null());
-    // SAFETY: each pointer came from a distinct `&mut T` (the type ids agree) of a thread that is suspended
-    // in this function until it is made ready below, or of this one.
-    let mut fragments: Vec<&mut T> = present.map(|fragment| unsafe { &mut *fragment.cast::<T>() }).collect();
-    compute(&mut fragments);
-    gathered.threads().filter(|number| *number != thread.number).for_each(|number| block.make_ready(number));
+    complete(thread, &gathered, compute);
     if whole {
         thread.meetings.met();
     }
+}
+
+/// What the last thread does for all. Called: the others wait in [`meet`] with a small frame each.
+#[inline(never)]
+fn complete<T: 'static>(last: &Thread, gathered: &Gathering, compute: impl FnOnce(&mut [&mut T])) {
+    let present = gathered.fragments.iter().copied().filter(|fragment| !fragment.is_null());
+    // SAFETY: each pointer came from a distinct `&mut T` (the type ids agree) of a thread that is suspended
+    // in `meet` until it is made ready below, or of this one.
+    let mut fragments: Vec<&mut T> = present.map(|fragment| unsafe { &mut *fragment.cast::<T>() }).collect();
+    compute(&mut fragments);
+    gathered.threads().filter(|number| *number != last.number).for_each(|number| last.block().make_ready(number));
+}
+
+#[cold]
+fn misnamed(thread: &Thread, mask: u32, site: Site) -> ! {
+    thread.fail(
+        FaultKind::Divergence,
+        site,
+        format!("a collective of mask {mask:#010x} in which lane {} or an exited lane takes part", thread.lane()),
+        "name exactly the lanes that call it",
+    )
+}
+
+#[cold]
+fn diverged(thread: &Thread, found: &Gathering, site: Site) -> ! {
+    let mut fault = thread.fault(
+        FaultKind::Divergence,
+        site,
+        format!("threads {} and {} meet different collectives", thread.number, found.opener),
+        "let all threads of the group reach the same line",
+    );
+    fault.involved.push(Involved { location: found.site, action: format!("thread {}", found.opener) });
+    thread.stop(fault)
 }

@@ -30,6 +30,8 @@ pub(crate) fn multiply(thread: &Thread, format: Format, sums: [f32; 4], left: [u
 /// An operand's rows along K.
 type Rows<const COUNT: usize> = [[f64; Format::DEEPEST]; COUNT];
 
+/// Called: 31 lanes wait in [`multiply`], each on its own stack, which has no room for these operands then (5 KiB more took a tenth of the time of attention's tests).
+#[inline(never)]
 fn execute(parts: &mut [&mut Part], format: Format) {
     let (mut a, mut b): (Rows<ROWS>, Rows<COLUMNS>) = ([[0.0; Format::DEEPEST]; ROWS], [[0.0; Format::DEEPEST]; COLUMNS]);
     for (lane, part) in parts.iter().enumerate() {

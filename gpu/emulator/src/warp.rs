@@ -105,15 +105,10 @@ impl Warp {
     fn slot(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) -> &Rendezvous {
         let bit = 1 << thread.lane();
         if mask & bit == 0 {
-            thread.fail(
-                FaultKind::Divergence,
-                site,
-                format!("{} of mask {mask:#010x} by lane {}, which the mask does not name", kind.name(), thread.lane()),
-                "name every calling lane in the mask",
-            );
+            unnamed(thread, mask, kind, site);
         }
         if mask & !self.alive.get() != 0 {
-            thread.stop(exited(thread, kind, mask, mask & !self.alive.get(), site));
+            left(thread, kind, mask, mask & !self.alive.get(), site);
         }
         for lane in lanes(self.waiting.get() & mask) {
             let slot = self.of(lane);
@@ -157,6 +152,8 @@ impl Warp {
         self.results[lane].get()
     }
 
+    /// What the last lane does for all. Called: the others wait in [`meet`](Self::meet) with a small frame each.
+    #[inline(never)]
     fn complete(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) {
         match kind {
             Kind::Sync => {
@@ -272,6 +269,21 @@ fn diverged(thread: &Thread, slot: &Rendezvous, mask: u32, kind: Kind, site: Sit
     let action = format!("lanes {:#010x}: {} of mask {:#010x}", slot.arrived.get(), slot.kind.get().name(), slot.mask.get());
     fault.involved.push(Involved { location: other, action });
     thread.stop(fault)
+}
+
+#[cold]
+fn unnamed(thread: &Thread, mask: u32, kind: Kind, site: Site) -> ! {
+    thread.fail(
+        FaultKind::Divergence,
+        site,
+        format!("{} of mask {mask:#010x} by lane {}, which the mask does not name", kind.name(), thread.lane()),
+        "name every calling lane in the mask",
+    )
+}
+
+#[cold]
+fn left(thread: &Thread, kind: Kind, mask: u32, gone: u32, site: Site) -> ! {
+    thread.stop(exited(thread, kind, mask, gone, site))
 }
 
 fn exited(thread: &Thread, kind: Kind, mask: u32, gone: u32, site: Site) -> Fault {

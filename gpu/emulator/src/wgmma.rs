@@ -162,6 +162,8 @@ pub(crate) fn multiply(
     collective::meet(thread, Group::Warpgroup, &mut part, |parts| execute(thread, parts, continues, site), site);
 }
 
+/// Called: the others wait in [`multiply`] with a small frame each.
+#[inline(never)]
 fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) {
     let Part { ticket, instruction, left, right, .. } = *parts[0];
     let alike = |part: &&mut Part| {
