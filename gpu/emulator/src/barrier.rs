@@ -1,6 +1,6 @@
 //! The 16 named barriers of a block (PTX ISA, "barrier", in its aligned form: all lanes of a warp execute the same instruction).
 
-use crate::clock::Knowledge;
+use crate::clock::Gathered;
 use crate::fault::{FaultKind, Involved};
 use crate::site::Site;
 use crate::thread::{Thread, Waiting};
@@ -19,7 +19,7 @@ pub(crate) struct Barrier {
     /// The ones among them that wait.
     waiting: [u32; 32],
     /// What those that arrived know.
-    knowledge: Knowledge,
+    gathered: Gathered,
 }
 
 impl Barrier {
@@ -30,7 +30,7 @@ impl Barrier {
         for (number, &mask) in self.waiting.iter().enumerate().take(block.warps.len()) {
             let first = number as u32 * 32;
             if let Some(detector) = last.detector() {
-                lanes(mask).for_each(|lane| detector.adopt(first + lane as u32, &self.knowledge));
+                lanes(mask).for_each(|lane| detector.adopt(first + lane as u32, &self.gathered.all));
             }
             let others = if number as u32 == last.warp_number() { mask & !(1 << last.lane()) } else { mask };
             let ready = &block.warps[number].ready;
@@ -83,7 +83,7 @@ pub(crate) fn meet(thread: &Thread, id: u32, count: u32, wait: bool, site: Site)
         barrier.waiting[warp] |= bit;
     }
     if let Some(detector) = thread.detector() {
-        detector.release(thread.number, &mut barrier.knowledge);
+        detector.release(thread.number, &mut barrier.gathered);
     }
     if barrier.arrivals == count {
         barrier.open(thread);

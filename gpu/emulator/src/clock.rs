@@ -5,6 +5,7 @@
 //! their parts: after a barrier, all threads of a block hold one and the same.
 
 use crate::order::Space;
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,6 +29,20 @@ impl Clock {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
+    }
+
+    /// Whether both are one and the same in memory.
+    fn is(&self, other: &Self) -> bool {
+        self.address() == other.address()
+    }
+
+    fn address(&self) -> usize {
+        self.0.as_ref().map_or(0, |parts| Arc::as_ptr(parts).addr())
+    }
+
+    /// A number that few others have.
+    fn place(&self) -> usize {
+        self.address() >> 5
     }
 
     pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
@@ -175,8 +190,7 @@ impl Knowledge {
 
     /// Whether both are one and the same in memory, and thus equal.
     pub fn is_shared_with(&self, other: &Self) -> bool {
-        let clocks = |of: &Self| [&of.generic, &of.async_shared, &of.async_global].map(|clock| clock.0.as_ref().map(Arc::as_ptr));
-        clocks(self) == clocks(other)
+        self.generic.is(&other.generic) && self.async_shared.is(&other.async_shared) && self.async_global.is(&other.async_global)
     }
 
     pub fn join(&mut self, other: &Self) {
@@ -196,6 +210,74 @@ impl Knowledge {
         match space {
             Space::Shared => &mut self.async_shared,
             Space::Global => &mut self.async_global,
+        }
+    }
+}
+
+/// What those that came to a barrier know. Mostly they know the same, and it is joined once.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pub all: Knowledge,
+    /// What was joined last.
+    last: Knowledge,
+}
+
+/// Joins of the threads of a block, which mostly know the same and learn the same: what came of the last ones is kept. It takes a comparison of two pointers then, and the threads go on sharing it.
+#[derive(Default)]
+pub(crate) struct Alike {
+    joins: RefCell<[Option<Step<Clock>>; KEPT]>,
+    lessons: RefCell<[Option<Step<Lesson>>; KEPT]>,
+}
+
+/// A block, a slot and a time.
+type Lesson = (u32, u32, u32);
+
+/// A clock before and after it learnt something.
+struct Step<T> {
+    before: Clock,
+    learnt: T,
+    after: Clock,
+}
+
+/// As many as a few warpgroups need for three clocks each.
+const KEPT: usize = 16;
+
+impl Alike {
+    /// What [`Knowledge::join`] does.
+    pub fn join(&self, ours: &mut Knowledge, theirs: &Knowledge) {
+        self.join_clock(&mut ours.generic, &theirs.generic);
+        self.join_clock(&mut ours.async_shared, &theirs.async_shared);
+        self.join_clock(&mut ours.async_global, &theirs.async_global);
+    }
+
+    fn join_clock(&self, ours: &mut Clock, theirs: &Clock) {
+        if ours.is_empty() || theirs.is_empty() || ours.is(theirs) {
+            return ours.join(theirs);
+        }
+        let kept = &mut self.joins.borrow_mut()[(ours.place() ^ theirs.place().rotate_left(3)) % KEPT];
+        match kept {
+            Some(step) if step.before.is(ours) && step.learnt.is(theirs) => *ours = step.after.clone(),
+            _ => {
+                let before = ours.clone();
+                ours.join(theirs);
+                *kept = Some(Step { before, learnt: theirs.clone(), after: ours.clone() });
+            }
+        }
+    }
+
+    /// What [`Knowledge::learn_copy`] does.
+    pub fn learn_copy(&self, ours: &mut Knowledge, block: u32, slot: u32, time: u32) {
+        for clock in [&mut ours.generic, &mut ours.async_shared, &mut ours.async_global] {
+            let lesson = (block, slot, time);
+            let kept = &mut self.lessons.borrow_mut()[(clock.place() ^ slot as usize) % KEPT];
+            match kept {
+                Some(step) if step.before.is(clock) && step.learnt == lesson => *clock = step.after.clone(),
+                _ => {
+                    let before = clock.clone();
+                    clock.learn(block, slot, time);
+                    *kept = Some(Step { before, learnt: lesson, after: clock.clone() });
+                }
+            }
         }
     }
 }
@@ -228,6 +310,16 @@ impl View {
     pub fn release_into(&mut self, target: &mut Knowledge) {
         target.join(&self.knowledge);
         target.generic.learn(self.block, self.slot, self.now);
+        self.now += 1;
+    }
+
+    /// The same of one that comes to a barrier after others.
+    pub fn gather_into(&mut self, target: &mut Gathered) {
+        if !self.knowledge.is_shared_with(&target.last) {
+            target.all.join(&self.knowledge);
+            target.last = self.knowledge.clone();
+        }
+        target.all.generic.learn(self.block, self.slot, self.now);
         self.now += 1;
     }
 

@@ -2,7 +2,7 @@
 //! Thread Arrays"). Its blocks are neighbours in x.
 
 use crate::block::Block;
-use crate::clock::Knowledge;
+use crate::clock::Gathered;
 use crate::fault::FaultKind;
 use crate::site::Site;
 use crate::thread::{Thread, Waiting};
@@ -21,7 +21,7 @@ pub(crate) struct Cluster {
 struct Meeting {
     arrived: u32,
     waiting: Vec<(u32, u32)>,
-    knowledge: Knowledge,
+    gathered: Gathered,
 }
 
 impl Cluster {
@@ -61,7 +61,7 @@ pub(crate) fn sync(thread: &Thread, site: Site) {
     let mut meeting = cluster.meeting.borrow_mut();
     meeting.arrived += 1;
     if let Some(detector) = thread.detector() {
-        detector.release(thread.number, &mut meeting.knowledge);
+        detector.release(thread.number, &mut meeting.gathered);
     }
     let everyone = cluster.blocks.borrow().len() as u32 * block.threads.len() as u32;
     if meeting.arrived < everyone {
@@ -71,12 +71,12 @@ pub(crate) fn sync(thread: &Thread, site: Site) {
         thread.meetings.met();
         return;
     }
-    let Meeting { waiting, knowledge, .. } = std::mem::take(&mut *meeting);
+    let Meeting { waiting, gathered, .. } = std::mem::take(&mut *meeting);
     drop(meeting);
     for (rank, number) in waiting.into_iter().chain([(block.rank, thread.number)]) {
         let block = peer(thread, rank, site);
         if let Some(detector) = &block.detector {
-            detector.adopt(number, &knowledge);
+            detector.adopt(number, &gathered.all);
         }
         if !std::ptr::eq(&raw const block.threads[number as usize], thread) {
             block.make_ready(number);

@@ -1,6 +1,6 @@
 //! The race and initialisation detectors of one block in check mode.
 
-use crate::clock::{Knowledge, View};
+use crate::clock::{Alike, Gathered, Knowledge, View};
 use crate::cost::Costs;
 use crate::fault::{Coordinates, FaultKind, Involved};
 use crate::history::{Grids, Releases};
@@ -53,6 +53,7 @@ pub(crate) struct Detector {
     threads: Vec<RefCell<ThreadState>>,
     shared: RefCell<Shared>,
     slots: Cell<u32>,
+    pub alike: Alike,
     pub costs: RefCell<Costs>,
 }
 
@@ -82,6 +83,7 @@ impl Detector {
             threads: (0..threads).map(|slot| RefCell::new(state(slot))).collect(),
             shared: RefCell::new(shared),
             slots: Cell::new(threads),
+            alike: Alike::default(),
             costs: RefCell::new(Costs::default()),
         }
     }
@@ -93,8 +95,12 @@ impl Detector {
 
     /// A new agent of this block.
     pub fn slot(&self) -> u32 {
-        self.slots.set(self.slots.get() + 1);
-        self.slots.get() - 1
+        self.slots(1)
+    }
+
+    /// The first of so many new agents.
+    pub fn slots(&self, count: u32) -> u32 {
+        self.slots.replace(self.slots.get() + count)
     }
 
     pub fn thread(&self, number: u32) -> &RefCell<ThreadState> {
@@ -102,8 +108,8 @@ impl Detector {
     }
 
     /// Adds what a thread knows to a barrier's knowledge; its later accesses are not part of it.
-    pub fn release(&self, thread: u32, target: &mut Knowledge) {
-        self.thread(thread).borrow_mut().view.release_into(target);
+    pub fn release(&self, thread: u32, target: &mut Gathered) {
+        self.thread(thread).borrow_mut().view.gather_into(target);
     }
 
     /// Replaces what a thread knows by knowledge that its own is part of.
@@ -113,15 +119,16 @@ impl Detector {
 
     /// Orders these threads' accesses among each other.
     pub fn meet(&self, threads: impl Iterator<Item = u32> + Clone) {
-        let mut knowledge = Knowledge::default();
-        threads.clone().for_each(|thread| self.release(thread, &mut knowledge));
-        threads.for_each(|thread| self.adopt(thread, &knowledge));
+        let mut gathered = Gathered::default();
+        threads.clone().for_each(|thread| self.release(thread, &mut gathered));
+        threads.for_each(|thread| self.adopt(thread, &gathered.all));
     }
 
     fn record(&self, thread: u32, view: &View, access: &Access) -> Record {
         Record {
             block: self.block,
             slot: view.slot,
+            agents: 1,
             time: view.now,
             thread: thread as u16,
             manner: access.manner,
@@ -149,6 +156,11 @@ impl Detector {
 
     /// An access to shared memory by any agent of the block.
     pub fn enter_shared(&self, worker: &Worker, access: &Access, record: &Record, view: &View) -> Result<(), Bad> {
+        self.enter_shared_by(worker, access, record, std::slice::from_ref(view))
+    }
+
+    /// One by several, each of which has its view.
+    pub fn enter_shared_by(&self, worker: &Worker, access: &Access, record: &Record, views: &[View]) -> Result<(), Bad> {
         let mut shared = self.shared.borrow_mut();
         let missing = bit_ranges(access.address, access.bytes).find_map(|(word, mask)| {
             let missing = mask & !shared.initialised[word];
@@ -162,7 +174,7 @@ impl Detector {
             return Err(Box::new((FaultKind::Uninitialised, message, at_site(access.site), mend)));
         }
         let history = worker.memory().history();
-        let entered = shared.shadow.access(Space::Shared, access.address, access.bytes, record, view, &history.grids);
+        let entered = shared.shadow.access(Space::Shared, access.address, access.bytes, record, views, &history.grids);
         if let Err((conflict, other, at)) = entered {
             let place = worker.shared.place(at as u32, 1);
             return Err(describe(&history.grids, conflict, record, &other, &place, Space::Shared));
@@ -193,7 +205,8 @@ impl Detector {
         }
         let mut history = worker.memory().history();
         let history = &mut *history;
-        let entered = history.shadow.access(Space::Global, access.address, access.bytes, record, view, &history.grids);
+        let views = std::slice::from_ref(view);
+        let entered = history.shadow.access(Space::Global, access.address, access.bytes, record, views, &history.grids);
         entered.map_err(|(conflict, other, at)| {
             let place = worker.describe(allocation, at);
             describe(&history.grids, conflict, record, &other, &place, Space::Global)

@@ -1,7 +1,7 @@
 //! Memory barrier objects in shared memory (PTX ISA, "mbarrier").
 
 use crate::block::Block;
-use crate::clock::Knowledge;
+use crate::clock::{Gathered, Knowledge};
 use crate::cluster;
 use crate::detector::Detector;
 use crate::fault::{Fault, FaultKind, Involved};
@@ -35,7 +35,7 @@ pub(crate) struct Mbarrier {
     /// A `fence_mbarrier_init` or proxy fence of that thread followed.
     fenced: bool,
     /// What the arrivals of this phase know, and what those of all earlier ones did.
-    gathering: Knowledge,
+    gathering: Gathered,
     completed: Knowledge,
     /// Last phase that copies were issued for, and that a thread has seen complete, counted from one.
     copied: u64,
@@ -81,7 +81,7 @@ impl Mbarrier {
         }
         if self.is_complete(parity) {
             self.observed = self.phase;
-            state.view.knowledge.join(&self.completed);
+            detector.alike.join(&mut state.view.knowledge, &self.completed);
         }
     }
 }
@@ -178,7 +178,7 @@ pub(crate) fn init(thread: &Thread, offset: u32, count: u32, site: Site) {
         slot: detector.map_or(0, Detector::slot),
         initialised_by: (thread.number, detector.map_or(0, |d| d.thread(thread.number).borrow_mut().view.advance())),
         fenced: false,
-        gathering: Knowledge::default(),
+        gathering: Gathered::default(),
         completed: Knowledge::default(),
         copied: 0,
         observed: 0,
@@ -215,8 +215,8 @@ pub(crate) fn update(
         m.phase += 1;
         m.pending = m.count;
         if let Some(detector) = &block.detector {
-            m.gathering.learn_copy(detector.block, m.slot, m.phase as u32);
-            m.completed.join(&std::mem::take(&mut m.gathering));
+            m.gathering.all.learn_copy(detector.block, m.slot, m.phase as u32);
+            m.completed.join(&std::mem::take(&mut m.gathering).all);
         }
         for waiter in m.waiters.drain(..) {
             block.make_ready(waiter);
@@ -301,7 +301,7 @@ pub(crate) fn complete(
     update(block, offset, |m| {
         explain(block, |phases, step| phases.arrive(offset, m.phase, None, step));
         if let (Some(detector), Some(agents)) = (&block.detector, learnt) {
-            agents.iter().for_each(|&(slot, time)| m.gathering.generic.learn(detector.block, slot, time));
+            agents.iter().for_each(|&(slot, time)| m.gathering.all.generic.learn(detector.block, slot, time));
         }
         transaction(block, m, -i64::from(bytes))?;
         arrivals(block, m, arrive)

@@ -5,6 +5,7 @@ use crate::order::{Scope, Space};
 use crate::site::Site;
 use rustc_hash::FxHashMap as HashMap;
 use std::cell::Cell as Kept;
+use std::ops::Range;
 
 /// Allocations begin at multiples of so many bytes: what `cudaMalloc` guarantees.
 pub(crate) const ALLOCATED: u64 = 256;
@@ -40,6 +41,8 @@ pub(crate) struct Access {
 pub(crate) struct Record {
     pub block: u32,
     pub slot: u32,
+    /// How many agents it is of, by slots that follow one another: one, or those of the warps of a warpgroup.
+    pub agents: u8,
     pub time: u32,
     /// Linear number of the thread in its block.
     pub thread: u16,
@@ -48,12 +51,16 @@ pub(crate) struct Record {
     pub site: Site,
 }
 
-/// Block, slot and time of an access.
-type Moment = (u32, u32, u32);
+/// Block, slot, agents and time of an access.
+type Moment = (u32, u32, u8, u32);
 
 impl Record {
     fn moment(&self) -> Moment {
-        (self.block, self.slot, self.time)
+        (self.block, self.slot, self.agents, self.time)
+    }
+
+    fn slots(&self) -> Range<u32> {
+        self.slot..self.slot + u32::from(self.agents)
     }
 }
 
@@ -227,10 +234,10 @@ impl Shadow {
         address: u64,
         bytes: u64,
         record: &Record,
-        view: &View,
+        views: &[View],
         scopes: &impl Scopes,
     ) -> Result<(), (Conflict, Record, u64)> {
-        let judge = Judge { space, record, view, scopes, known: Kept::default(), allowed: Kept::default() };
+        let judge = Judge { space, record, views, scopes, known: Kept::default(), allowed: Kept::default() };
         self.each(address, bytes, |granule, first, length| granule.enter(first, length, &judge))
     }
 
@@ -266,7 +273,8 @@ impl Shadow {
 struct Judge<'a, S> {
     space: Space,
     record: &'a Record,
-    view: &'a View,
+    /// Those of its agents.
+    views: &'a [View],
     scopes: &'a S,
     /// The last access that was asked for, and whether it happened before this one.
     known: Kept<Option<(Moment, bool)>>,
@@ -315,11 +323,23 @@ impl<S: Scopes> Judge<'_, S> {
         match self.known.get() {
             Some((known, is_known)) if known == key => is_known,
             _ => {
-                let is_known = self.view.knows(old.block, old.slot, old.time);
+                let is_known = self.all(old, |view, slot| view.knows(old.block, slot, old.time));
                 self.known.set(Some((key, is_known)));
                 is_known
             }
         }
+    }
+
+    /// Whether it holds for each view and each agent of an access.
+    fn all(&self, old: &Record, holds: impl Fn(&View, u32) -> bool) -> bool {
+        old.slots().all(|slot| self.views.iter().all(|view| holds(view, slot)))
+    }
+
+    /// An access of several agents as that of the first of them for which it does not hold.
+    #[cold]
+    fn exception(&self, old: &Record, holds: impl Fn(&View, u32) -> bool) -> Record {
+        let at = old.slots().position(|slot| !self.views.iter().all(|view| holds(view, slot))).unwrap_or(0);
+        Record { slot: old.slot + at as u32, agents: 1, thread: old.thread + 32 * at as u16, ..*old }
     }
 
     fn judge(&self, old: &Record) -> Result<(), (Conflict, Record)> {
@@ -338,15 +358,17 @@ impl<S: Scopes> Judge<'_, S> {
             return Err((Conflict::ReadOnlyWritten, *old));
         }
         if !self.knows(old) {
-            return if self.both_strong(old) { Ok(()) } else { Err((Conflict::Unordered, *old)) };
+            let knows = |view: &View, slot| view.knows(old.block, slot, old.time);
+            return if self.both_strong(old) { Ok(()) } else { Err((Conflict::Unordered, self.exception(old, knows))) };
         }
         if read_only(new, old) && !self.scopes.knew(new.block, old) {
             return Err((Conflict::ReadOnlyWritten, *old));
         }
         let is_async = |record: &Record| matches!(record.manner, Manner::Async | Manner::Reduce);
         let crosses = is_async(new) && !is_async(old) && old.writes;
-        if crosses && !self.view.knows_fenced(self.space, old.block, old.slot, old.time) {
-            return Err((Conflict::Unfenced, *old));
+        let knows_fenced = |view: &View, slot| view.knows_fenced(self.space, old.block, slot, old.time);
+        if crosses && !self.all(old, knows_fenced) {
+            return Err((Conflict::Unfenced, self.exception(old, knows_fenced)));
         }
         Ok(())
     }
@@ -368,7 +390,6 @@ impl<S: Scopes> Judge<'_, S> {
 mod tests {
     use super::*;
     use crate::clock::Knowledge;
-    use std::ops::Range;
     use std::panic::Location;
 
     /// One block, in which every scope takes in every thread.
@@ -391,9 +412,9 @@ mod tests {
     /// Enters a weak access of a thread that knows of its own accesses alone. Returns whether it conflicts with none.
     fn enter(shadow: &mut Shadow, thread: u16, time: u32, range: Range<u64>, writes: bool) -> bool {
         let (slot, manner, site) = (thread.into(), Manner::Weak, Location::caller());
-        let record = Record { block: 0, slot, time, thread, manner, writes, site };
+        let record = Record { block: 0, slot, agents: 1, time, thread, manner, writes, site };
         let view = View { knowledge: Knowledge::default(), block: 0, slot, now: time };
-        shadow.access(Space::Global, range.start, range.end - range.start, &record, &view, &OneBlock).is_ok()
+        shadow.access(Space::Global, range.start, range.end - range.start, &record, &[view], &OneBlock).is_ok()
     }
 
     #[test]

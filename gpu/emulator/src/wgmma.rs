@@ -8,6 +8,7 @@
 //! instruction's group. Accumulators are kept from the first instruction until a thread takes them back, which is an
 //! error before such a wait.
 
+use crate::clock::View;
 use crate::collective;
 use crate::detector::Detector;
 use crate::fault::FaultKind;
@@ -24,6 +25,7 @@ use std::collections::BTreeMap;
 /// Rows of every instruction.
 const ROWS: usize = 64;
 const THREADS: u32 = 128;
+const WARPS: u32 = THREADS / 32;
 
 /// `wgmma.mma_async.m64nNkK.f32`, but for its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +74,7 @@ struct Accumulators {
     taken: u32,
 }
 
-/// What a block has in flight: accumulators by warpgroup and ticket, and each warp's agent in the detector.
+/// What a block has in flight: accumulators by warpgroup and ticket, and the first agent in the detector of each warpgroup, whose warps have one each.
 #[derive(Default)]
 pub(crate) struct InFlight {
     accumulators: BTreeMap<(u32, u32), Accumulators>,
@@ -80,8 +82,9 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
+    /// A warp's agent, beside those of its warpgroup.
     fn slot(&mut self, detector: &Detector, warp: u32) -> u32 {
-        *self.slots.entry(warp).or_insert_with(|| detector.slot())
+        self.slots.entry(warp / WARPS).or_insert_with(|| detector.slots(WARPS)).wrapping_add(warp % WARPS)
     }
 }
 
@@ -115,7 +118,7 @@ pub(crate) fn wait(thread: &Thread, pending: u32, site: Site) {
     stream.waited.set(stream.waited.get().max(done));
     if let (Some(detector), true) = (thread.detector(), done != 0) {
         let slot = thread.block().wgmma.borrow_mut().slot(detector, thread.warp_number());
-        detector.thread(thread.number).borrow_mut().view.knowledge.learn_copy(detector.block, slot, done);
+        detector.alike.learn_copy(&mut detector.thread(thread.number).borrow_mut().view.knowledge, detector.block, slot, done);
     }
 }
 
@@ -197,9 +200,7 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
     };
     let operand = decode(right, instruction.right_mn_major, right_format);
     let runs = operand.runs(&last.worker().runs, 0..instruction.columns, depth as u32);
-    for warp in 0..4 {
-        read(parts[warp * 32].thread, &runs, site);
-    }
+    read_by_all(parts, &runs, site);
     let b = operand.gather(last.block().shared(), columns, depth, right_format);
     let mut in_flight = last.block().wgmma.borrow_mut();
     let key = (last.number / THREADS, ticket);
@@ -210,6 +211,42 @@ fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) 
     let accumulators = in_flight.accumulators.get_mut(&key).expect("it was there, or was just inserted");
     accumulators.last = last.wgmma.issued.get();
     accumulate(&mut accumulators.values, &a, &b, columns, depth);
+}
+
+/// Enters reads of runs of bytes by all warps of a warpgroup into the detector: one access of four agents.
+fn read_by_all(parts: &[&mut Part], runs: &[(u32, u32)], site: Site) {
+    let warps = || parts.iter().map(|part| part.thread).step_by(32);
+    // SAFETY: the pointer is that of a thread of this block, which lives as long as its coroutine is suspended or runs.
+    let first = unsafe { &*parts[0].thread };
+    let block = first.block();
+    let Some(detector) = &block.detector else { return warps().for_each(|warp| read(warp, runs, site)) };
+    let slot = block.wgmma.borrow_mut().slot(detector, first.warp_number());
+    let thread = first.number + block.worker().random.below(32) as u32;
+    let views: [View; WARPS as usize] = std::array::from_fn(|warp| view(detector, thread + 32 * warp as u32));
+    let record = record(detector, first, slot, WARPS as u8, thread, site);
+    let mut accesses = runs.iter().map(|&(address, bytes)| access(address, bytes, site));
+    let is_inside = runs.last().is_none_or(|(at, bytes)| at + bytes <= block.shared_bytes());
+    if !is_inside || accesses.any(|access| detector.enter_shared_by(block.worker(), &access, &record, &views).is_err()) {
+        // One after the other, to say which warp it is.
+        warps().for_each(|warp| read(warp, runs, site));
+    }
+}
+
+/// What a thread knows when its instruction reads; what it does later is no part of that.
+fn view(detector: &Detector, thread: u32) -> View {
+    let mut state = detector.thread(thread).borrow_mut();
+    let view = state.view.clone();
+    state.view.advance();
+    view
+}
+
+fn record(detector: &Detector, first: &Thread, slot: u32, agents: u8, thread: u32, site: Site) -> Record {
+    let time = first.wgmma.issued.get();
+    Record { block: detector.block, slot, agents, time, thread: thread as u16, manner: Manner::Async, writes: false, site }
+}
+
+fn access(address: u32, bytes: u32, site: Site) -> Access {
+    Access { address: address.into(), bytes: bytes.into(), writes: false, reads: true, manner: Manner::Async, site }
 }
 
 /// Enters one warp's reads of runs of bytes into the detector, as any of its lanes sees them.
@@ -226,17 +263,10 @@ fn read(warp: *const Thread, runs: &[(u32, u32)], site: Site) {
     let slot = block.wgmma.borrow_mut().slot(detector, first.warp_number());
     let lane = block.worker().random.below(32) as u32;
     let thread = &block.threads[(first.number + lane) as usize];
-    let view = {
-        let mut state = detector.thread(thread.number).borrow_mut();
-        let view = state.view.clone();
-        state.view.advance();
-        view
-    };
-    let time = first.wgmma.issued.get();
-    let record = Record { block: detector.block, slot, time, thread: thread.number as u16, manner: Manner::Async, writes: false, site };
+    let view = view(detector, thread.number);
+    let record = record(detector, first, slot, 1, thread.number, site);
     for &(address, bytes) in runs {
-        let access = Access { address: address.into(), bytes: bytes.into(), writes: false, reads: true, manner: Manner::Async, site };
-        thread.judge(detector.enter_shared(block.worker(), &access, &record, &view), site);
+        thread.judge(detector.enter_shared(block.worker(), &access(address, bytes, site), &record, &view), site);
     }
 }
 
