@@ -126,9 +126,9 @@ enum Seeds {
 
 /// Seeds of each case of long runs.
 const MANY: usize = 64;
-/// Runs under seeds that a family has at least, and one of its cases at most, unless the run is a long one.
+/// A family of fewer cases runs each under [`MOST`] seeds, unless the run is a long one, another each under one.
 const OF_FAMILY: usize = 16;
-const MOST: usize = 4;
+const MOST: usize = 2;
 
 impl Seeds {
     fn of(cases: &[Arc<Case>]) -> Self {
@@ -147,7 +147,13 @@ impl Seeds {
             Self::Asked(seed) => vec![*seed],
             Self::Drawn { start, cases } => {
                 let alike = cases.get(family(&case.name)).copied().unwrap_or(1);
-                let count = if long() { MANY } else { OF_FAMILY.div_ceil(alike).min(MOST) };
+                let count = if long() {
+                    MANY
+                } else if alike < OF_FAMILY {
+                    MOST
+                } else {
+                    1
+                };
                 let start = hash(*start, &case.name);
                 (0..count as u64).map(|i| start.wrapping_add(i) % 1_000_000).collect()
             }

@@ -54,7 +54,7 @@ cargo xtask <command>
                         whose name begins so; --watch again at every edit; --emulate runs their cases
   test [--long] [FILTER...]
                         format, clippy, build-ptx, every test that needs no GPU; --long: every number instead
-                        of samples, 64 seeds a case instead of 1 to 4, all large shapes, sm_89 and sm_120a too (hours)
+                        of samples, 64 seeds a case instead of 1 or 2, all large shapes, sm_89 and sm_120a too (hours)
   bench [FILTER...]     the benchmarks (GPU)
   demo [--input FILE]   quantize a checkpoint, by default one it makes
   package [--arch A,B] [--check] | --verify
