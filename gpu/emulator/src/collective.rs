@@ -19,6 +19,8 @@ pub(crate) struct Gathering {
     kind: TypeId,
     site: Site,
     arrived: u32,
+    /// The lanes that have come, by warps.
+    lanes: [u32; 4],
     /// The threads' fragments, from the first thread's on; null where a thread has not come.
     fragments: Vec<*mut ()>,
 }
@@ -29,7 +31,16 @@ impl Gathering {
             Group::Warp(_) => 32,
             Group::Warpgroup => 128,
         };
-        Self { group, first: opener & !(threads - 1), opener, kind, site, arrived: 0, fragments: vec![ptr::null_mut(); threads as usize] }
+        Self {
+            group,
+            first: opener & !(threads - 1),
+            opener,
+            kind,
+            site,
+            arrived: 0,
+            lanes: [0; 4],
+            fragments: vec![ptr::null_mut(); threads as usize],
+        }
     }
 
     /// Whether a thread that comes with `group` belongs here, or should: threads of both wait for each other.
@@ -40,7 +51,7 @@ impl Gathering {
             (Group::Warpgroup, Group::Warpgroup) => self.first == thread.number & !127,
             (Group::Warp(mine), Group::Warpgroup) => self.first == warp && mine >> thread.lane() & 1 != 0,
             (Group::Warpgroup, Group::Warp(theirs)) => {
-                self.threads().any(|number| number & !31 == warp && theirs >> (number % 32) & 1 != 0)
+                self.first == thread.number & !127 && self.lanes[(thread.warp_number() % 4) as usize] & theirs != 0
             }
         }
     }
@@ -74,6 +85,7 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
         diverged(thread, found, site);
     }
     found.fragments[(thread.number - found.first) as usize] = ptr::from_mut(fragment).cast();
+    found.lanes[((thread.number - found.first) / 32) as usize] |= 1 << thread.lane();
     found.arrived += 1;
     if found.arrived < members {
         drop(gatherings);

@@ -4,6 +4,7 @@ use crate::clock::{Clock, Knowledge};
 use crate::order::Scope;
 use crate::shadow::{Record, Scopes, Shadow};
 use rustc_hash::FxHashMap as HashMap;
+use std::cell::Cell;
 use std::ops::Range;
 
 /// A grid's blocks, numbered through all grids of the memory.
@@ -34,12 +35,23 @@ impl GridBlocks {
 
 /// All grids that ran checked on one memory.
 #[derive(Default)]
-pub(crate) struct Grids(Vec<GridBlocks>);
+pub(crate) struct Grids {
+    all: Vec<GridBlocks>,
+    /// The one that was asked for last.
+    last: Cell<usize>,
+}
 
 impl Grids {
     pub fn of(&self, block: u32) -> &GridBlocks {
-        let at = self.0.partition_point(|grid| grid.blocks.end <= block);
-        &self.0[at]
+        if let Some(last) = self.all.get(self.last.get()).filter(|last| last.blocks.contains(&block)) {
+            return last;
+        }
+        self.last.set(self.at(block));
+        &self.all[self.last.get()]
+    }
+
+    fn at(&self, block: u32) -> usize {
+        self.all.partition_point(|grid| grid.blocks.end <= block)
     }
 }
 
@@ -132,10 +144,10 @@ impl History {
 
     /// Numbers the blocks; `grid.blocks` is set here.
     pub fn number(&mut self, mut grid: GridBlocks, blocks: u32) -> Range<u32> {
-        let start = self.grids.0.last().map_or(0, |last| last.blocks.end);
+        let start = self.grids.all.last().map_or(0, |last| last.blocks.end);
         let numbers = start..start.checked_add(blocks).expect("fewer than 2^32 blocks run checked on one memory");
         grid.blocks = numbers.clone();
-        self.grids.0.push(grid);
+        self.grids.all.push(grid);
         numbers
     }
 
@@ -148,8 +160,8 @@ impl History {
     /// no other grid is running; what flags between devices released is kept.
     pub fn finish(&mut self, blocks: Range<u32>) {
         self.running -= 1;
-        let at = self.grids.0.partition_point(|grid| grid.blocks.end <= blocks.start);
-        self.grids.0[at].start = Clock::default();
+        let at = self.grids.at(blocks.start);
+        self.grids.all[at].start = Clock::default();
         if self.running == 0 {
             self.shadow = Shadow::default();
         }

@@ -29,8 +29,8 @@ pub(crate) struct Worker {
     pub steps: Cell<u64>,
     /// Grows when something happened that others may wait for.
     progress: Cell<u64>,
-    /// The allocations read and written last. `snapshots` keeps them alive.
-    cache: [Cell<*const Allocation>; 2],
+    /// The allocations read and written last, by pages of their addresses. `snapshots` keeps them alive.
+    cache: [[Cell<*const Allocation>; CACHED]; 2],
     snapshots: RefCell<Vec<Snapshot>>,
     pub random: Random,
     checked: bool,
@@ -67,6 +67,15 @@ pub(crate) struct Explained {
 pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
 
+/// Entries of the cache, a slot: a kernel reads a few tensors by turns.
+const CACHED: usize = 16;
+
+/// The entry of an address.
+#[inline(always)]
+fn entry(address: u64) -> usize {
+    (address >> 12) as usize % CACHED
+}
+
 /// A synchronisation operation, where it stands and how it was used.
 type Seen = (&'static str, Site, SiteUse);
 
@@ -78,7 +87,7 @@ impl Worker {
             stacks: RefCell::new(StackPool::new(grid.options.stack_bytes)),
             steps: Cell::new(0),
             progress: Cell::new(0),
-            cache: [const { Cell::new(ptr::null()) }; 2],
+            cache: [const { [const { Cell::new(ptr::null()) }; CACHED] }; 2],
             snapshots: RefCell::new(vec![Arc::clone(&grid.snapshot)]),
             random: Random::new(grid.options.seed),
             checked: grid.options.mode == Mode::Check,
@@ -236,7 +245,7 @@ impl Worker {
     #[inline(always)]
     pub fn locate(&self, slot: usize, address: u64, bytes: u64) -> Option<&Allocation> {
         // SAFETY: null, or an allocation that `snapshots` keeps alive as long as `self`.
-        let last = unsafe { self.cache[slot].get().as_ref() };
+        let last = unsafe { self.cache[slot][entry(address)].get().as_ref() };
         match last {
             Some(allocation) if allocation.contains(address, bytes) && !allocation.is_freed() => Some(allocation),
             _ => self.locate_slowly(slot, address, bytes),
@@ -256,7 +265,7 @@ impl Worker {
             snapshots.push(fresh);
             Some(found)
         })?;
-        self.cache[slot].set(found);
+        self.cache[slot][entry(address)].set(found);
         // SAFETY: as in `locate`.
         Some(unsafe { &*found })
     }
