@@ -29,7 +29,7 @@ pub(crate) struct Worker {
     pub steps: Cell<u64>,
     /// Grows when something happened that others may wait for.
     progress: Cell<u64>,
-    /// The allocations read and written last, by pages of their addresses. `snapshots` keeps them alive.
+    /// The allocations read and written last, the latest first. `snapshots` keeps them alive.
     cache: [[Cell<*const Allocation>; CACHED]; 2],
     snapshots: RefCell<Vec<Snapshot>>,
     pub random: Random,
@@ -67,14 +67,8 @@ pub(crate) struct Explained {
 pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
 
-/// Entries of the cache, a slot: a kernel reads a few tensors by turns.
-const CACHED: usize = 16;
-
-/// The entry of an address.
-#[inline(always)]
-fn entry(address: u64) -> usize {
-    (address >> 12) as usize % CACHED
-}
+/// Allocations of the cache, a slot: a kernel reads a few tensors by turns.
+const CACHED: usize = 4;
 
 /// A synchronisation operation, where it stands and how it was used.
 type Seen = (&'static str, Site, SiteUse);
@@ -244,16 +238,24 @@ impl Worker {
     /// The live allocation that holds `bytes` bytes at `address`.
     #[inline(always)]
     pub fn locate(&self, slot: usize, address: u64, bytes: u64) -> Option<&Allocation> {
+        self.cached(slot, 0, address, bytes).or_else(|| self.locate_slowly(slot, address, bytes))
+    }
+
+    /// The allocation at this place of the cache, if it is the one.
+    #[inline(always)]
+    fn cached(&self, slot: usize, place: usize, address: u64, bytes: u64) -> Option<&Allocation> {
         // SAFETY: null, or an allocation that `snapshots` keeps alive as long as `self`.
-        let last = unsafe { self.cache[slot][entry(address)].get().as_ref() };
-        match last {
-            Some(allocation) if allocation.contains(address, bytes) && !allocation.is_freed() => Some(allocation),
-            _ => self.locate_slowly(slot, address, bytes),
-        }
+        let last = unsafe { self.cache[slot][place].get().as_ref() };
+        last.filter(|allocation| allocation.contains(address, bytes) && !allocation.is_freed())
     }
 
     #[cold]
     fn locate_slowly(&self, slot: usize, address: u64, bytes: u64) -> Option<&Allocation> {
+        let cache = &self.cache[slot];
+        if let Some(place) = (1..CACHED).find(|place| self.cached(slot, *place, address, bytes).is_some()) {
+            cache[0].swap(&cache[place]);
+            return self.cached(slot, 0, address, bytes);
+        }
         let mut snapshots = self.snapshots.borrow_mut();
         let fits = |live: &Snapshot| {
             let found = nearest(live, address).filter(|a| a.contains(address, bytes) && !a.is_freed());
@@ -265,8 +267,9 @@ impl Worker {
             snapshots.push(fresh);
             Some(found)
         })?;
-        self.cache[slot][entry(address)].set(found);
-        // SAFETY: as in `locate`.
+        (1..CACHED).rev().for_each(|place| cache[place].set(cache[place - 1].get()));
+        cache[0].set(found);
+        // SAFETY: as in `cached`.
         Some(unsafe { &*found })
     }
 
