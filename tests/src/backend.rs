@@ -1,8 +1,10 @@
 //! Cases times back ends.
 
 use std::{
+    any::Any,
     collections::HashMap,
     env, fs,
+    panic::{self, AssertUnwindSafe},
     process::Command,
     sync::{Arc, OnceLock},
 };
@@ -20,7 +22,7 @@ use crate::times::trial;
 /// Every case on the emulator and on the GPU.
 pub fn trials(cases: Vec<Case>) -> Vec<Trial> {
     let cases: Vec<_> = cases.into_iter().map(Arc::new).collect();
-    let seeds = Seeds::of(&cases);
+    let seeds = Seeds::of(&crate::cases::all());
     let emulated = cases.iter().filter(|case| runs_emulated(case.size)).map(|case| {
         let (case, seeds) = (case.clone(), seeds.of_case(case));
         trial(name("emulated", &case), move || failed(emulate(&case, &seeds)))
@@ -70,7 +72,8 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
         // A runtime has one recording: with OXTILE_TRACE it is that one, and no test reads it.
         let notes = (coverage::counts(case) || launches::wanted()) && env::var_os("OXTILE_TRACE").is_none();
         let timeline = notes.then(|| Timeline::start(&runtime)).transpose().map_err(|e| e.to_string())?;
-        let outcome = (case.run)(&runtime);
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| (case.run)(&runtime)))
+            .map_err(|panic| format!("{mode:?} mode, seed {seed}: it panicked: {}", said(&*panic)))?;
         // After a fault there may be none: what failed is said.
         let recorded =
             timeline.map(Timeline::finish).transpose().or_else(|error| if outcome.is_ok() { Err(error.to_string()) } else { Ok(None) })?;
@@ -91,6 +94,12 @@ fn emulate(case: &Case, seeds: &[u64]) -> Outcome {
         seeds.iter().try_for_each(|&seed| run(Mode::Check, seed))?;
     }
     run(Mode::Fast, seeds[0])
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
 /// The GPUs, opened once.
@@ -116,7 +125,7 @@ fn driver() -> String {
     driver::release(&line).unwrap_or("unknown").to_owned()
 }
 
-/// Under which seeds each case is run: some of its own, which change with the commit, so that a family is run under many. One that fails says its seed.
+/// Each case is run under seeds of its own, which change with the commit, so that a family is run under many. A case that fails says its seed.
 enum Seeds {
     /// The one that is asked for.
     Asked(u64),
@@ -126,12 +135,12 @@ enum Seeds {
 
 /// Seeds of each case of long runs.
 const MANY: usize = 64;
-/// A family of fewer cases runs each under [`MOST`] seeds, unless the run is a long one, another each under one.
+/// Each case of a family of fewer cases than this runs under [`MOST`] seeds, of a larger family under one.
 const OF_FAMILY: usize = 16;
 const MOST: usize = 2;
 
 impl Seeds {
-    fn of(cases: &[Arc<Case>]) -> Self {
+    fn of(cases: &[Case]) -> Self {
         if let Some(seed) = env::var("OXTILE_SEED").ok().and_then(|text| text.parse().ok()) {
             return Self::Asked(seed);
         }

@@ -1,7 +1,7 @@
 //! The test binary: every case on every back end that is there.
 //!
 //! A case is a name, a size and a function of a [`Runtime`](oxtile::Runtime). Small cases run on the
-//! emulator with every check on, under seeds of its own; large ones in its fast mode; all of them on a GPU
+//! emulator with every check on, under seeds of their own; large ones in its fast mode; all of them on a GPU
 //! where there is one. Options are libtest's; the environment adds
 //!
 //! | variable | meaning |

@@ -155,7 +155,7 @@ impl Transfer {
             _ => Manner::Async,
         };
         let (slot, time) = if writes { order.write } else { order.read };
-        let record = Record { block: detector.block, slot, agents: 1, time, thread: self.thread as u16, manner, writes, site: self.site };
+        let record = Record { block: detector.block, slot, time, thread: self.thread as u16, manner, writes, site: self.site };
         let access = Access { address, bytes: u64::from(bytes), writes, reads: !writes || reduces, manner, site: self.site };
         let entered = match allocation {
             Some(allocation) => detector.enter_global(block.worker(), allocation, &access, &record, &order.view),

@@ -23,7 +23,7 @@ pub(crate) struct Barrier {
 }
 
 impl Barrier {
-    /// Lets all that wait go on, but for the thread that came last, which never stopped. Called: the others wait in [`meet`] with a small frame each.
+    /// Lets all that wait go on, but for the thread that came last, which never stopped. Not inlined: the other threads wait in [`meet`], and their frames stay small.
     #[inline(never)]
     fn open(&mut self, last: &Thread) {
         let block = last.block();

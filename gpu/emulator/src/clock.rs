@@ -40,9 +40,9 @@ impl Clock {
         self.0.as_ref().map_or(0, |parts| Arc::as_ptr(parts).addr())
     }
 
-    /// A number that few others have.
+    /// A number that clocks made one after another do not share: they take 64 bytes each.
     fn place(&self) -> usize {
-        self.address() >> 5
+        self.address() / 64
     }
 
     pub fn knows(&self, block: u32, slot: u32, time: u32) -> bool {
@@ -222,11 +222,16 @@ pub(crate) struct Gathered {
     last: Knowledge,
 }
 
-/// Joins of the threads of a block, which mostly know the same and learn the same: what came of the last ones is kept. It takes a comparison of two pointers then, and the threads go on sharing it.
-#[derive(Default)]
+/// Joins of the threads of a block. Mostly the threads know the same and learn the same: the last steps are kept. A step that is kept costs two comparisons of pointers, and the threads go on sharing what they know.
 pub(crate) struct Alike {
     joins: RefCell<[Option<Step<Clock>>; KEPT]>,
     lessons: RefCell<[Option<Step<Lesson>>; KEPT]>,
+}
+
+impl Default for Alike {
+    fn default() -> Self {
+        Self { joins: RefCell::new([const { None }; KEPT]), lessons: RefCell::new([const { None }; KEPT]) }
+    }
 }
 
 /// A block, a slot and a time.
@@ -239,8 +244,8 @@ struct Step<T> {
     after: Clock,
 }
 
-/// As many as a few warpgroups need for three clocks each.
-const KEPT: usize = 16;
+/// Steps kept: three clocks of the warps of a block of four warpgroups.
+const KEPT: usize = 48;
 
 impl Alike {
     /// What [`Knowledge::join`] does.
@@ -254,7 +259,7 @@ impl Alike {
         if ours.is_empty() || theirs.is_empty() || ours.is(theirs) {
             return ours.join(theirs);
         }
-        let kept = &mut self.joins.borrow_mut()[(ours.place() ^ theirs.place().rotate_left(3)) % KEPT];
+        let kept = &mut self.joins.borrow_mut()[(ours.place() + 5 * theirs.place()) % KEPT];
         match kept {
             Some(step) if step.before.is(ours) && step.learnt.is(theirs) => *ours = step.after.clone(),
             _ => {
@@ -267,9 +272,10 @@ impl Alike {
 
     /// What [`Knowledge::learn_copy`] does.
     pub fn learn_copy(&self, ours: &mut Knowledge, block: u32, slot: u32, time: u32) {
-        for clock in [&mut ours.generic, &mut ours.async_shared, &mut ours.async_global] {
+        let clocks = [&mut ours.generic, &mut ours.async_shared, &mut ours.async_global];
+        for (clock, kind) in clocks.into_iter().zip(0..) {
             let lesson = (block, slot, time);
-            let kept = &mut self.lessons.borrow_mut()[(clock.place() ^ slot as usize) % KEPT];
+            let kept = &mut self.lessons.borrow_mut()[(slot as usize * 3 + kind) % KEPT];
             match kept {
                 Some(step) if step.before.is(clock) && step.learnt == lesson => *clock = step.after.clone(),
                 _ => {
@@ -313,7 +319,7 @@ impl View {
         self.now += 1;
     }
 
-    /// The same of one that comes to a barrier after others.
+    /// Adds it to what a barrier gathers; knowledge that was joined last is not joined again.
     pub fn gather_into(&mut self, target: &mut Gathered) {
         if !self.knowledge.is_shared_with(&target.last) {
             target.all.join(&self.knowledge);

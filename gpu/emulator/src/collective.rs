@@ -107,7 +107,7 @@ pub(crate) fn meet<T: 'static>(thread: &Thread, group: Group, fragment: &mut T, 
     }
 }
 
-/// What the last thread does for all. Called: the others wait in [`meet`] with a small frame each.
+/// What the last thread does for all. Not inlined: the other threads wait in [`meet`], and their frames stay small.
 #[inline(never)]
 fn complete<T: 'static>(last: &Thread, gathered: &Gathering, compute: impl FnOnce(&mut [&mut T])) {
     let present = gathered.fragments.iter().copied().filter(|fragment| !fragment.is_null());

@@ -128,7 +128,6 @@ impl Detector {
         Record {
             block: self.block,
             slot: view.slot,
-            agents: 1,
             time: view.now,
             thread: thread as u16,
             manner: access.manner,
@@ -159,7 +158,7 @@ impl Detector {
         self.enter_shared_by(worker, access, record, std::slice::from_ref(view))
     }
 
-    /// One by several, each of which has its view.
+    /// An access to shared memory by several agents, with a view of each.
     pub fn enter_shared_by(&self, worker: &Worker, access: &Access, record: &Record, views: &[View]) -> Result<(), Bad> {
         let mut shared = self.shared.borrow_mut();
         let missing = bit_ranges(access.address, access.bytes).find_map(|(word, mask)| {
@@ -336,8 +335,8 @@ fn access_by(grids: &Grids, record: &Record, home: u32) -> String {
     let verb = match (record.manner, record.writes) {
         (Manner::Strong(_), true) => "strong write",
         (Manner::Strong(_), false) => "strong read",
-        (Manner::Async | Manner::Reduce, true) => "asynchronous write",
-        (Manner::Async | Manner::Reduce, false) => "asynchronous read",
+        (Manner::Async | Manner::Reduce | Manner::Operand, true) => "asynchronous write",
+        (Manner::Async | Manner::Reduce | Manner::Operand, false) => "asynchronous read",
         (_, true) => "write",
         (_, false) => "read",
     };

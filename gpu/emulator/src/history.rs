@@ -37,7 +37,7 @@ impl GridBlocks {
 #[derive(Default)]
 pub(crate) struct Grids {
     all: Vec<GridBlocks>,
-    /// The one that was asked for last.
+    /// The index of the grid that was asked for last.
     last: Cell<usize>,
 }
 

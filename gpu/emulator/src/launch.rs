@@ -154,7 +154,7 @@ pub struct Options {
     pub patience: Duration,
     /// Stack of an emulated thread in bytes.
     pub stack_bytes: usize,
-    /// Blocks in flight at once on one OS thread, at most: with [`Policy::Seeded`] the seed draws one, two or all of them, and more are begun when those wait.
+    /// Blocks in flight at once on one OS thread, at most: with [`Policy::Seeded`] the seed draws one, two or all of them, and more are begun when those poll or go on for long. A cluster starts whole.
     pub resident_blocks: usize,
     /// One change to one synchronisation site.
     pub mutation: Option<Mutation>,

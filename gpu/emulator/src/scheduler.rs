@@ -32,7 +32,7 @@ pub(crate) struct Scheduler {
     policy: Policy,
     /// The lane that runs last, of every warp; a bit, or none.
     starved: u32,
-    /// Blocks that are begun without need. One that all others wait for is begun beyond them.
+    /// Blocks kept in flight. Another starts beyond them where these poll, or go on for long.
     wanted: usize,
     /// The warps that can go on, by their blocks: in check mode, at each choice.
     ready: RefCell<Vec<(usize, usize)>>,
@@ -68,7 +68,7 @@ impl Scheduler {
         let is_checked = grid.options.mode == Mode::Check;
         let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
         let most = grid.options.resident_blocks.max(1);
-        // Few blocks find most of what many find, in two thirds of the time: their threads' stacks and shadows stay in the cache. Given turns say themselves which block is next.
+        // Few blocks find most of what many find, in two thirds of the time: their threads' stacks and shadows stay in the cache. Given turns name their blocks: all may be in flight.
         let is_drawn = grid.options.policy == Policy::Seeded && !replay.as_ref().is_some_and(Replay::is_given);
         let wanted = match (is_checked, is_drawn) {
             (false, _) => 1,
@@ -84,7 +84,7 @@ impl Scheduler {
             ready: RefCell::default(),
             idle: 0,
             replay,
-            last_end: (Instant::now(), 0),
+            last_end: (Instant::now(), CLOCK_PERIOD),
             paused: None,
         }
     }
@@ -332,10 +332,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a launch that goes on and on: a loop that does not end.
+    /// Starts another block beside those that go on for long; ends a launch that goes on and on: a loop that does not end.
     #[cold]
     fn look_at_clock(&mut self, steps: u64) -> Result<(), Fault> {
         self.last_end.1 = steps + CLOCK_PERIOD;
+        // They may poll by operations that are work, such as votes, for what a block writes that has not started.
+        if self.blocks.len() < self.grid().options.resident_blocks {
+            self.start_cluster()?;
+        }
         let passed = self.last_end.0.elapsed();
         if passed <= self.grid().options.time_limit {
             return Ok(());

@@ -23,6 +23,8 @@ pub(crate) enum Manner {
     Async,
     /// By an asynchronous reduction: atomic among its like of one device.
     Reduce,
+    /// By the asynchronous proxy: a read of all four warps of a warpgroup, each of which is an agent.
+    Operand,
 }
 
 /// An access about to be made.
@@ -41,8 +43,6 @@ pub(crate) struct Access {
 pub(crate) struct Record {
     pub block: u32,
     pub slot: u32,
-    /// How many agents it is of, by slots that follow one another: one, or those of the warps of a warpgroup.
-    pub agents: u8,
     pub time: u32,
     /// Linear number of the thread in its block.
     pub thread: u16,
@@ -52,15 +52,20 @@ pub(crate) struct Record {
 }
 
 /// Block, slot, agents and time of an access.
-type Moment = (u32, u32, u8, u32);
+type Moment = (u32, u32, u32, u32);
 
 impl Record {
     fn moment(&self) -> Moment {
-        (self.block, self.slot, self.agents, self.time)
+        (self.block, self.slot, self.agents(), self.time)
+    }
+
+    /// How many agents it is of. Their slots follow one another.
+    fn agents(&self) -> u32 {
+        if self.manner == Manner::Operand { 4 } else { 1 }
     }
 
     fn slots(&self) -> Range<u32> {
-        self.slot..self.slot + u32::from(self.agents)
+        self.slot..self.slot + self.agents()
     }
 }
 
@@ -273,7 +278,7 @@ impl Shadow {
 struct Judge<'a, S> {
     space: Space,
     record: &'a Record,
-    /// Those of its agents.
+    /// The views of the record's agents.
     views: &'a [View],
     scopes: &'a S,
     /// The last access that was asked for, and whether it happened before this one.
@@ -314,7 +319,10 @@ impl<S: Scopes> Judge<'_, S> {
     /// A read like this one that happened before it need not be kept: what is ordered after this one is ordered
     /// after that.
     fn replaces(&self, old: &Record) -> bool {
-        old.manner == self.record.manner && self.knows(old)
+        let new = self.record;
+        // What knows the later of two accesses of the same agents knows the earlier one.
+        let of_same = (old.block, old.slot) == (new.block, new.slot) && old.time <= new.time;
+        old.manner == new.manner && (of_same || self.knows(old))
     }
 
     /// Whether an access happened before this one.
@@ -339,7 +347,10 @@ impl<S: Scopes> Judge<'_, S> {
     #[cold]
     fn exception(&self, old: &Record, holds: impl Fn(&View, u32) -> bool) -> Record {
         let at = old.slots().position(|slot| !self.views.iter().all(|view| holds(view, slot))).unwrap_or(0);
-        Record { slot: old.slot + at as u32, agents: 1, thread: old.thread + 32 * at as u16, ..*old }
+        if old.agents() == 1 {
+            return *old;
+        }
+        Record { slot: old.slot + at as u32, manner: Manner::Async, thread: old.thread + 32 * at as u16, ..*old }
     }
 
     fn judge(&self, old: &Record) -> Result<(), (Conflict, Record)> {
@@ -364,7 +375,7 @@ impl<S: Scopes> Judge<'_, S> {
         if read_only(new, old) && !self.scopes.knew(new.block, old) {
             return Err((Conflict::ReadOnlyWritten, *old));
         }
-        let is_async = |record: &Record| matches!(record.manner, Manner::Async | Manner::Reduce);
+        let is_async = |record: &Record| matches!(record.manner, Manner::Async | Manner::Reduce | Manner::Operand);
         let crosses = is_async(new) && !is_async(old) && old.writes;
         let knows_fenced = |view: &View, slot| view.knows_fenced(self.space, old.block, slot, old.time);
         if crosses && !self.all(old, knows_fenced) {
@@ -412,7 +423,7 @@ mod tests {
     /// Enters a weak access of a thread that knows of its own accesses alone. Returns whether it conflicts with none.
     fn enter(shadow: &mut Shadow, thread: u16, time: u32, range: Range<u64>, writes: bool) -> bool {
         let (slot, manner, site) = (thread.into(), Manner::Weak, Location::caller());
-        let record = Record { block: 0, slot, agents: 1, time, thread, manner, writes, site };
+        let record = Record { block: 0, slot, time, thread, manner, writes, site };
         let view = View { knowledge: Knowledge::default(), block: 0, slot, now: time };
         shadow.access(Space::Global, range.start, range.end - range.start, &record, &[view], &OneBlock).is_ok()
     }

@@ -23,7 +23,7 @@ impl Memory {
     /// Operation `time` of a stream, which was asked for at `site`, writes the range: a grid under way that does not know the operation may not touch it. Nothing is
     /// written.
     pub fn enter(&self, agent: Agent, time: u64, address: u64, bytes: u64, site: &'static Location<'static>) {
-        let record = Record { block: agent.0, slot: 0, agents: 1, time: time as u32, thread: 0, manner: Manner::Weak, writes: true, site };
+        let record = Record { block: agent.0, slot: 0, time: time as u32, thread: 0, manner: Manner::Weak, writes: true, site };
         self.history().shadow.replace(address, bytes, &record);
     }
 

@@ -152,7 +152,7 @@ impl Warp {
         self.results[lane].get()
     }
 
-    /// What the last lane does for all. Called: the others wait in [`meet`](Self::meet) with a small frame each.
+    /// What the last lane does for all. Not inlined: the other lanes wait in [`meet`](Self::meet), and their frames stay small.
     #[inline(never)]
     fn complete(&self, thread: &Thread, mask: u32, kind: Kind, site: Site) {
         match kind {

@@ -165,7 +165,7 @@ pub(crate) fn multiply(
     collective::meet(thread, Group::Warpgroup, &mut part, |parts| execute(thread, parts, continues, site), site);
 }
 
-/// Called: the others wait in [`multiply`] with a small frame each.
+/// Not inlined: the other threads wait in [`multiply`], and their frames stay small.
 #[inline(never)]
 fn execute(last: &Thread, parts: &mut [&mut Part], continues: bool, site: Site) {
     let Part { ticket, instruction, left, right, .. } = *parts[0];
@@ -219,16 +219,24 @@ fn read_by_all(parts: &[&mut Part], runs: &[(u32, u32)], site: Site) {
     // SAFETY: the pointer is that of a thread of this block, which lives as long as its coroutine is suspended or runs.
     let first = unsafe { &*parts[0].thread };
     let block = first.block();
-    let Some(detector) = &block.detector else { return warps().for_each(|warp| read(warp, runs, site)) };
+    let (Some(detector), true) = (&block.detector, runs.last().is_none_or(|(at, bytes)| at + bytes <= block.shared_bytes())) else {
+        return warps().for_each(|warp| read(warp, runs, site));
+    };
     let slot = block.wgmma.borrow_mut().slot(detector, first.warp_number());
-    let thread = first.number + block.worker().random.below(32) as u32;
-    let views: [View; WARPS as usize] = std::array::from_fn(|warp| view(detector, thread + 32 * warp as u32));
-    let record = record(detector, first, slot, WARPS as u8, thread, site);
-    let mut accesses = runs.iter().map(|&(address, bytes)| access(address, bytes, site));
-    let is_inside = runs.last().is_none_or(|(at, bytes)| at + bytes <= block.shared_bytes());
-    if !is_inside || accesses.any(|access| detector.enter_shared_by(block.worker(), &access, &record, &views).is_err()) {
-        // One after the other, to say which warp it is.
-        warps().for_each(|warp| read(warp, runs, site));
+    // As any lane of each warp sees them.
+    let lanes: [u32; WARPS as usize] = std::array::from_fn(|warp| first.number + 32 * warp as u32 + block.worker().random.below(32) as u32);
+    let views = lanes.map(|thread| view(detector, thread));
+    let of_all = record(detector, first, slot, Manner::Operand, lanes[0], site);
+    let accesses = || runs.iter().map(|&(address, bytes)| access(address, bytes, site));
+    if accesses().all(|access| detector.enter_shared_by(block.worker(), &access, &of_all, &views).is_ok()) {
+        return;
+    }
+    // Again for each warp, to name the one that conflicts.
+    for ((thread, view), slot) in lanes.into_iter().zip(&views).zip(slot..) {
+        let record = record(detector, first, slot, Manner::Async, thread, site);
+        for access in accesses() {
+            block.threads[thread as usize].judge(detector.enter_shared(block.worker(), &access, &record, view), site);
+        }
     }
 }
 
@@ -240,9 +248,9 @@ fn view(detector: &Detector, thread: u32) -> View {
     view
 }
 
-fn record(detector: &Detector, first: &Thread, slot: u32, agents: u8, thread: u32, site: Site) -> Record {
+fn record(detector: &Detector, first: &Thread, slot: u32, manner: Manner, thread: u32, site: Site) -> Record {
     let time = first.wgmma.issued.get();
-    Record { block: detector.block, slot, agents, time, thread: thread as u16, manner: Manner::Async, writes: false, site }
+    Record { block: detector.block, slot, time, thread: thread as u16, manner, writes: false, site }
 }
 
 fn access(address: u32, bytes: u32, site: Site) -> Access {
@@ -264,7 +272,7 @@ fn read(warp: *const Thread, runs: &[(u32, u32)], site: Site) {
     let lane = block.worker().random.below(32) as u32;
     let thread = &block.threads[(first.number + lane) as usize];
     let view = view(detector, thread.number);
-    let record = record(detector, first, slot, 1, thread.number, site);
+    let record = record(detector, first, slot, Manner::Async, thread.number, site);
     for &(address, bytes) in runs {
         thread.judge(detector.enter_shared(block.worker(), &access(address, bytes, site), &record, &view), site);
     }

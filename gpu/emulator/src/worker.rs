@@ -67,7 +67,7 @@ pub(crate) struct Explained {
 pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
 
-/// Allocations of the cache, a slot: a kernel reads a few tensors by turns.
+/// Allocations of the cache for each slot: a kernel reads a few tensors by turns.
 const CACHED: usize = 4;
 
 /// A synchronisation operation, where it stands and how it was used.

@@ -1,8 +1,10 @@
 //! Launches: identity, results, grids that signal each other.
 
+mod common;
+use common::{Job, SEEDS, thread};
 use oxtile_emulator::{
     Atomic, AtomicOp, AtomicOrder, FaultKind, GridRun, Launch, Memory, Mode, Options, Progress, ReadOrder, Scope, ShuffleMode, Space,
-    WriteOrder, device,
+    VoteMode, WriteOrder, device,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -267,5 +269,24 @@ fn threads_that_poll_shared_memory_end() {
         ends(|| {
             GridRun::new(&Memory::new(), Launch::new("poll", 1, 96, poll).shared(4), options).unwrap().run().unwrap();
         });
+    }
+}
+
+/// Block 0 polls together, which is work of the emulator in each round, for what block 1 writes.
+fn polls_together(arguments: &[u64]) {
+    if device::block_index()[0] == 1 {
+        if thread() == 0 {
+            device::global_write(arguments[1], 1u32.to_le_bytes(), WriteOrder::Release(Scope::Device));
+        }
+        return;
+    }
+    let is_set = || device::global_read(arguments[1], ReadOrder::Acquire(Scope::Device)) != 0u32.to_le_bytes();
+    while device::vote(u32::MAX, VoteMode::Any, is_set()) == 0 {}
+}
+
+#[test]
+fn a_block_that_others_poll_for_starts_under_every_seed() {
+    for seed in SEEDS {
+        Job::new("poll", 2, 32, 64, 0, polls_together).run(Options { step_limit: 2_000_000, ..Options::check(seed) }).unwrap();
     }
 }

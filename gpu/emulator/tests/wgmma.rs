@@ -4,7 +4,7 @@ mod common;
 use common::*;
 use oxtile_emulator::Format;
 use oxtile_emulator::wgmma::{Instruction, Left};
-use oxtile_emulator::{FaultKind, Space, device};
+use oxtile_emulator::{FaultKind, Options, Space, device};
 
 /// What a kernel does wrong.
 #[derive(Clone, Copy, PartialEq)]
@@ -195,4 +195,39 @@ fn half_a_warpgroup_cannot_multiply() {
         })
     };
     reported(job, FaultKind::MatrixMisuse);
+}
+
+/// The last write of an operand, which one thread does not wait for: the warp's reads are those of any of its lanes, so that some seeds report it.
+fn one_does_not_wait(_: &[u64]) {
+    const WRITTEN: u32 = SHARED;
+    if thread() == 0 {
+        device::mbarrier_init(WRITTEN, 1);
+    }
+    fill();
+    device::fence_proxy_async(Space::Shared);
+    device::barrier_sync(0, 128);
+    if thread() == 127 {
+        shared_store(place(B, 0, 0), 0);
+        device::fence_proxy_async(Space::Shared);
+        device::mbarrier_arrive(WRITTEN);
+    }
+    if thread() != 37 {
+        device::mbarrier_wait_parity(WRITTEN, 0);
+    }
+    let ticket = device::wgmma_ticket();
+    for _ in 0..16 {
+        device::wgmma_fence();
+        device::wgmma_multiply(&INSTRUCTION, ticket, Left::Shared(descriptor(A)), descriptor(B), None);
+        device::wgmma_commit();
+        device::wgmma_wait(0);
+    }
+    device::wgmma_publish(ticket, &mut [0.0; COLUMNS as usize / 2]);
+}
+
+#[test]
+fn a_lane_that_has_not_waited_is_found_by_many_seeds() {
+    let runs = (0..64).map(|seed| Job::new("one", 1, 128, 64, SHARED + 16, one_does_not_wait).run(Options::check(seed)));
+    let faults: Vec<_> = runs.filter_map(Result::err).collect();
+    assert!(faults.iter().all(|fault| fault.kind == FaultKind::Race && fault.to_string().contains("thread (37, 0, 0)")), "{faults:?}");
+    assert!(faults.len() > 10, "{} of 64 seeds report it", faults.len());
 }
