@@ -110,7 +110,9 @@ pub struct BaselineFailure {
 /// The seeds of a score. All are alike where a list is given alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds<'a> {
-    /// The seeds of the unchanged job, and those under which a mutant runs until it is reported.
+    /// The seeds of the unchanged job: its sites are those of all these runs.
+    pub unchanged: &'a [u64],
+    /// The seeds under which a mutant runs until it is reported.
     pub mutants: &'a [u64],
     /// The seeds of mutants that a list excuses: these run under all of them.
     pub excused: &'a [u64],
@@ -118,7 +120,7 @@ pub struct Seeds<'a> {
 
 impl<'a> From<&'a [u64]> for Seeds<'a> {
     fn from(seeds: &'a [u64]) -> Self {
-        Self { mutants: seeds, excused: seeds }
+        Self { unchanged: seeds, mutants: seeds, excused: seeds }
     }
 }
 
@@ -141,7 +143,7 @@ pub fn score<'a>(
     let seeds = seeds.into();
     let mut baseline = Report::default();
     let mut longest = 0;
-    for &seed in seeds.mutants {
+    for &seed in seeds.unchanged {
         match run(&Options::check(seed)) {
             Outcome::Passed(report) => {
                 longest = longest.max(report.steps);
