@@ -164,7 +164,7 @@ fn a_lost_update_needs_two_decisions() {
         &report,
         &[
             "\n  1. thread (",
-            " (read of offset 0 of `values` (4 bytes))\n  2. thread (",
+            " (read of offset 0 of `values` (4 bytes))\n  2. thread",
             "then the test fails: assertion `left == right` failed",
         ],
     );
