@@ -344,11 +344,8 @@ fn what_is_wrong_is_reported_under_every_seed() {
 #[test]
 fn what_is_wrong_is_told_in_a_few_lines() {
     // What is not waited for is read before it is written, or without an order.
-    let told = [
-        (Bug::NoWait, &[": race", ": uninitialised read"][..]),
-        (Bug::SignalFirst, &[": race"]),
-        (Bug::FreeBeforeClear, &[": stream race"]),
-    ];
+    const TOO_EARLY: &[&str] = &[": race", ": uninitialised read"];
+    let told = [(Bug::NoWait, TOO_EARLY), (Bug::SignalFirst, TOO_EARLY), (Bug::FreeBeforeClear, &[": stream race"])];
     for (bug, words) in told {
         let options = EmulatedOptions { devices: 2, mode: Mode::Check, seed: Some(5), ..EmulatedOptions::default() };
         let shrunk = testing::shortest_schedule(&options, |runtime| run_on(World::over(runtime.clone()), By::Copies, bug, false, 5));
