@@ -110,9 +110,7 @@ pub struct BaselineFailure {
 /// The seeds of a score. All are alike where a list is given alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeds<'a> {
-    /// The seeds of the unchanged job: its sites are those of all these runs.
-    pub unchanged: &'a [u64],
-    /// The seeds under which a mutant runs until it is reported.
+    /// The seeds of the unchanged job, and those under which a mutant runs until it is reported.
     pub mutants: &'a [u64],
     /// The seeds of mutants that a list excuses: these run under all of them.
     pub excused: &'a [u64],
@@ -120,7 +118,7 @@ pub struct Seeds<'a> {
 
 impl<'a> From<&'a [u64]> for Seeds<'a> {
     fn from(seeds: &'a [u64]) -> Self {
-        Self { unchanged: seeds, mutants: seeds, excused: seeds }
+        Self { mutants: seeds, excused: seeds }
     }
 }
 
@@ -143,7 +141,7 @@ pub fn score<'a>(
     let seeds = seeds.into();
     let mut baseline = Report::default();
     let mut longest = 0;
-    for &seed in seeds.unchanged {
+    for &seed in seeds.mutants {
         match run(&Options::check(seed)) {
             Outcome::Passed(report) => {
                 longest = longest.max(report.steps);
