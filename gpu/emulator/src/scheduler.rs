@@ -46,8 +46,8 @@ pub(crate) struct Scheduler {
     paused: Option<Instant>,
 }
 
-/// Steps between looks at the clock.
-const CLOCK_PERIOD: u64 = 1 << 16;
+/// Steps after which a run is long: another block starts beside its blocks, and the clock is looked at. Then again after as many.
+const LONG_RUN: u64 = 1 << 16;
 
 impl Scheduler {
     pub fn new(grid: &Arc<Grid>) -> Self {
@@ -68,7 +68,7 @@ impl Scheduler {
         let is_checked = grid.options.mode == Mode::Check;
         let replay = grid.options.schedule.as_ref().filter(|_| is_checked).map(Replay::new);
         let most = grid.options.resident_blocks.max(1);
-        // Few blocks find most of what many find, in two thirds of the time: their threads' stacks and shadows stay in the cache. Given turns name their blocks: all may be in flight.
+        // Few blocks at a time take two thirds of the time: their threads' stacks and shadows stay in the cache. What orders accesses is the same. Given turns name their blocks: all may be in flight.
         let is_drawn = grid.options.policy == Policy::Seeded && !replay.as_ref().is_some_and(Replay::is_given);
         let wanted = match (is_checked, is_drawn) {
             (false, _) => 1,
@@ -84,7 +84,7 @@ impl Scheduler {
             ready: RefCell::default(),
             idle: 0,
             replay,
-            last_end: (Instant::now(), CLOCK_PERIOD),
+            last_end: (Instant::now(), LONG_RUN),
             paused: None,
         }
     }
@@ -168,7 +168,7 @@ impl Scheduler {
                 ));
             }
             if steps > self.last_end.1 {
-                self.look_at_clock(steps)?;
+                self.look_at_long_run(steps)?;
             }
             if self.worker.progress() != before.1 {
                 self.idle = 0;
@@ -334,8 +334,8 @@ impl Scheduler {
 
     /// Starts another block beside those that go on for long; ends a launch that goes on and on: a loop that does not end.
     #[cold]
-    fn look_at_clock(&mut self, steps: u64) -> Result<(), Fault> {
-        self.last_end.1 = steps + CLOCK_PERIOD;
+    fn look_at_long_run(&mut self, steps: u64) -> Result<(), Fault> {
+        self.last_end.1 = steps + LONG_RUN;
         // They may poll by operations that are work, such as votes, for what a block writes that has not started.
         if self.blocks.len() < self.grid().options.resident_blocks {
             self.start_cluster()?;
